@@ -24,7 +24,7 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head

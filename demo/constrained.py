@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microscale.engine.grammar import Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from microscale.text.chat_format import ChatFormat

@@ -70,7 +70,7 @@ for model, card, precision in json.loads(sys.argv[1]):
     setup = Setup(known(card), Activations.BF16, Preference(None, None), make_precision(precision, (), "auto", "auto"))
     config = preset(model, {})
     assert len(recorded(config, setup, 16)) > 50
-    assert kernels_by_tokens(config, Ops(setup.gpu, setup.activations, setup.preference, setup.precision))(64)
+    assert kernels_by_tokens(config, Ops(setup.gpu, setup.activations, setup.preference, setup.precision), 16, 128)(64)
 print(json.dumps(sorted(sys.modules)))
 """
 RECORDED = [

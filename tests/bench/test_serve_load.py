@@ -233,7 +233,7 @@ def test_the_table_and_json_hold_the_figures() -> None:
         "3.25x the p50 of its size (prompt of 77, 13.50 ms)",
         "1.50 tokens an event",
         "8 streams, 100 arrive",
-        "graphs: 72 before, 21 captured meanwhile, of which 3 made a step wait; 54 steps in stand-ins",
+        "graphs: 72 before, 21 captured meanwhile; 54 steps in stand-ins, 3 without a graph",
     ):
         assert part in shown
     assert [line.split() for line in shown.splitlines() if line.startswith("prompt of 16")] == [

@@ -16,7 +16,7 @@ from demo.model import Model
 from demo.shape import SHAPE, TINY
 from demo.train_head import HeadTrainer, arguments, shape_for
 from microscale.engine.config import EngineConfig
-from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 from microscale.models.draft_heads.eagle3 import Eagle3

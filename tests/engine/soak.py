@@ -10,20 +10,20 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from microscale.backends.ops import Logits
 from microscale.engine.engine import Engine
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
-from microscale.engine.step.work import Work
+from microscale.engine.scheduler import Scheduler
+from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.models.config import LayerKind
 from support.sampling import sampling_on_cpu
@@ -39,7 +39,7 @@ class Flat:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

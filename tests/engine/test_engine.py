@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.limits import Limits
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits

@@ -15,15 +15,17 @@ import microscale.engine
 ENGINE = Path(microscale.engine.__file__).parent
 BENCH = ENGINE.parent / "bench"
 OF_THE_SERVER = ("zmq", "fastapi", "pydantic", "uvicorn", "prometheus_client", "llguidance")
+LOOSE = ("loading", "process", "client", "protocol", "ranks", "engine", "generate")
+"""What the engine's loose modules do not import."""
 MAY_NOT_IMPORT = {
-    "step": ("loading", "process", "client", "protocol", "ranks", "engine", "generate"),
     "loading": ("process", "client", "protocol", "generate"),
     "ranks": ("client", "generate"),
     "protocol": ("process", "client", "loading", "ranks"),
     "process": ("client",),
     "client": ("process", "loading", "ranks"),
+    **{path.name: LOOSE for path in ENGINE.glob("*.py") if path.stem not in ("__init__", "engine", "generate")},
 }
-"""Folder → parts of the engine that it does not import. Nothing else imports ``process``."""
+"""Folder or module → parts of the engine that it does not import. Nothing else imports ``process``."""
 
 
 def imported(path: Path) -> Iterator[str]:

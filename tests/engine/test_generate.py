@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,8 +20,6 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.decoder import Parted
-from microscale.models.pre_norm import PreNormLayer
 from microscale.models.taps import Taps
 from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
@@ -30,13 +29,17 @@ EOS = 9
 CONFIG = replace(gpt_oss_preset("gpt-oss-tiny"), vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
 
 
+class Layer(NamedTuple):
+    kind: LayerKind
+
+
 class Scripted:
     """A model whose next token is the last one plus one; it keeps what it was asked."""
 
     config = CONFIG
     device = torch.device("cpu")
     page_size = 4
-    layers: Sequence[PreNormLayer] = ()
+    layers = (Layer(LayerKind.FULL),)
     sampling = sampling_on_cpu(VOCAB)
     ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
 
@@ -59,14 +62,6 @@ class Scripted:
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         return summarise(torch.nn.functional.one_hot((q + 1) % VOCAB, VOCAB).float() * 4)
-
-    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
-        yield
-        return self.forward(batch, kv, taps)
-
-    def body_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[tuple[Tensor, Tensor]]:
-        yield
-        return self.body(batch, kv, taps)
 
 
 def complete(prompt: list[int], **params: object) -> tuple[list[int], str]:

@@ -12,12 +12,12 @@ import torch
 
 from microscale.engine import grammar as module
 from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.process.service import MAX_COMPILING, Service
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadRequest, QueueFull, Unsupported
 from microscale.models.config import LayerKind
 from microscale.text.grammar import Schema, Turn
@@ -79,7 +79,7 @@ def test_a_wrong_grammar_is_one_sentence(text: str, says: str) -> None:
 
 
 def test_without_vocabulary_or_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match="vocabulary"):
+    with pytest.raises(Unsupported, match="without a tokenizer"):
         Sampler(sampling_on_cpu(4), 4, CPU).add(SamplingParams(grammar="x"))
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(Unsupported, match="pip install llguidance"):

@@ -9,10 +9,10 @@ import pytest
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from support.loading import load_model

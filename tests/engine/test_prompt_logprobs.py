@@ -15,18 +15,17 @@ from torch import Tensor
 from microscale.engine.client.client import EngineClient
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
+from microscale.engine.limits import SCORED_TOKENS, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import SCORED_TOKENS, Limits
+from microscale.engine.work import Work
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
-from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
-from microscale.models.taps import Taps
 from support.families import load_gpt_oss
 from support.tiny_checkpoints import CASES, write_hf
 from support.truth import load_transformers
@@ -178,21 +177,19 @@ def test_a_step_scores_no_more_than_its_bound(folders: dict[str, Path]) -> None:
     model = load(folders["odd_constants"])
     rows: list[int] = []
     wide: list[int] = []
-    forward = model.forward
+    engine = engine_for(model, seqs=5)
+    forward = engine._runner.forward
 
-    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
-        logits = forward(batch, kv, taps)
+    def counted(schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        logits = forward(schedule, tokens)
         rows.append(len(logits.values))
-        wide.append(len(batch.token_ids))
+        wide.append(sum(work.count for work in schedule))
         return logits
 
-    model.forward = counted  # type: ignore[method-assign]
-    try:
-        long = {f"s{i}": prompt_of("odd_constants", 100, i) for i in range(4)}
-        plain = Request("plain", prompt_of("odd_constants", 200, 9), plain_params())
-        outputs = run(engine_for(model, seqs=5), [*(scoring(n, p, 0) for n, p in long.items()), plain])
-    finally:
-        del model.forward
+    vars(engine._runner)["forward"] = counted
+    long = {f"s{i}": prompt_of("odd_constants", 100, i) for i in range(4)}
+    plain = Request("plain", prompt_of("odd_constants", 200, 9), plain_params())
+    outputs = run(engine, [*(scoring(n, p, 0) for n, p in long.items()), plain])
     assert rows[0] == SCORED_TOKENS + 1
     assert wide[0] == SCORED_TOKENS + 200  # the plain prompt, which came last, began and ended in the first step
     assert max(rows) <= SCORED_TOKENS + 5
@@ -217,21 +214,18 @@ def test_none_to_follow_needs_a_prompt_to_score() -> None:
 
 def test_broken_logits_end_the_request_alone(folders: dict[str, Path]) -> None:
     model = load(folders["heads_4_2"])
-    forward = model.forward
+    engine = engine_for(model)
+    forward = engine._runner.forward
 
-    def broken(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
-        values = forward(batch, kv, taps).values.clone()
+    def broken(schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        values = forward(schedule, tokens).values.clone()
         if len(values) > 2:  # the prompt that is scored, first in the schedule
             values[1] = torch.nan
         return summarise(values)
 
-    model.forward = broken  # type: ignore[method-assign]
-    try:
-        prompt = prompt_of("heads_4_2", 12)
-        engine = engine_for(model)
-        outputs = run(engine, [scoring("bad", prompt, 0, 3), Request("good", prompt, plain_params())])
-    finally:
-        del model.forward
+    vars(engine._runner)["forward"] = broken
+    prompt = prompt_of("heads_4_2", 12)
+    outputs = run(engine, [scoring("bad", prompt, 0, 3), Request("good", prompt, plain_params())])
     (last,) = outputs["bad"]
     assert last.finish is Finish.ERROR
     assert isinstance(last.error, BadLogits)

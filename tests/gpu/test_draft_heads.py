@@ -12,9 +12,8 @@ from torch import Tensor
 from microscale.backends.ops import Activations, DenseWeights, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.config import EngineConfig
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import detect
-from microscale.models.batch import ForwardBatch
+from microscale.models.batch import Chunk, ForwardBatch, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import PRESETS, DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash

@@ -18,18 +18,16 @@ from torch.nn import functional as F
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
+from microscale.engine.limits import SHORT_CONTEXT, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
+from microscale.engine.runner import Model
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.forward import Model
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.runner import ModelRunner
 from microscale.kernels.dense import dequantized, unpack
 from microscale.kernels.small import norms
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.models.recorded import SHORT_CONTEXT
 from support.errors import model_noise
 from support.forward import all_logits
 from support.greedy import near_tie
@@ -92,11 +90,9 @@ def run(
     fill: bool | None = None,
     run_ahead: bool = True,
     stand_ins: bool = False,
-    in_parts: bool = False,
     **limits: object,
 ) -> Tokens:
-    """``stand_ins``: as a server, whose steps do not wait for graphs of their own size. ``in_parts``: some are captured
-    meanwhile, a few layers at a time."""
+    """``stand_ins``: as in a server, whose steps run in larger graphs until their own are captured."""
     asked = prompts() if asked is None else asked
     numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1024} | limits
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
@@ -120,10 +116,9 @@ def run(
         stats = engine.stats()
         assert stats.graph_stand_ins > 0
         assert stats.graphs_waited_for == 0
-        runner = engine._runner
-        assert isinstance(runner, ModelRunner)
-        if in_parts:
-            assert any(len(capture.parts) > 1 for capture in runner._graphs._graphs.values())
+        while engine.idle():
+            pass
+        assert engine.stats().graphs > stats.graphs
     return found
 
 
@@ -174,19 +169,13 @@ def test_prompts_alone_give_the_same_bits_filled_up_and_as_they_are(models: dict
 
 
 @pytest.mark.usefixtures("one_cublas_kernel")
-def test_a_prompt_alone_gives_the_same_bits_in_a_stand_in(
-    models: dict[int, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a graph of its own, and when that is captured layer by layer behind its steps."""
+def test_a_prompt_alone_gives_the_same_bits_in_a_stand_in(models: dict[int, Model]) -> None:
+    """As in a graph of its own."""
     chooser = random.Random(3)
     lengths = (17, 18, 31, 33, 50, 63, 65, 100, 129, 180, 185, 257, 362, 500)
     asked = [[chooser.randrange(4096) for _ in range(length)] for length in lengths] * 6
     expected = run(models[16], asked, max_num_seqs=1, prefix_caching=False)
     assert run(models[16], asked, max_num_seqs=1, prefix_caching=False, stand_ins=True) == expected
-    monkeypatch.setattr("microscale.engine.step.stand_ins.OFTEN", 1)
-    monkeypatch.setattr("microscale.engine.step.runner.PART_LAYERS", 1)
-    found = run(models[16], asked, max_num_seqs=1, prefix_caching=False, stand_ins=True, in_parts=True)
-    assert found == expected
 
 
 def test_greedy_output_does_not_depend_on_company(models: dict[int, Model], near: float) -> None:

@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 
 from microscale.engine.config import EngineConfig
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from microscale.models import embedded
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead

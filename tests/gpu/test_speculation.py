@@ -12,17 +12,15 @@ import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
+from microscale.engine.limits import SHORT_CONTEXT, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.verify import VerifyKey
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.models.recorded import SHORT_CONTEXT
 from support.drafters import Uneven, replaying
 from support.forward import all_logits
 from support.greedy import near_tie
@@ -95,7 +93,7 @@ def run(
             assert output.logprob is not None
             found[int(output.request_id)].append((output.token, output.logprob, output.top_logprobs[1][1]))
         engine.check()
-    captured = sum(isinstance(key, VerifyKey) for key in engine._runner._graphs._graphs)  # type: ignore[attr-defined]
+    captured = sum(key.verify for key in engine._runner._graphs._graphs)  # type: ignore[attr-defined]
     return found, engine.stats(), captured
 
 

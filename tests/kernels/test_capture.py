@@ -19,11 +19,11 @@ from microscale.backends.ops import Embedding, Ops, Preference
 from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.backends.precision import PRECISIONS
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.decode import DecodeInputs
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.step_inputs import StepInputs
+from microscale.engine.work import Work
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, Gpu, cpu, detect
 from microscale.kernels.attention.op import AttentionOp
@@ -35,6 +35,7 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
+from microscale.models.recorded import Step
 from support.capture import HostRead, NoHostReads, check_capturable
 from support.moe_cases import Case, make_routing, make_weights
 
@@ -287,14 +288,16 @@ def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: 
     built = build_model(weights, ops, torch.device("cpu"), 16, lambda: None)
     assert ops.uncapturable(rows) is None
     pools = {kind: PagePool(rows) for kind in LayerKind}
-    inputs = DecodeInputs(pools, 16, rows, 4, torch.device("cpu"))
+    inputs = StepInputs(
+        pools, 16, max_tokens=rows, max_sequences=rows, max_rows=rows, max_pages=4, device=torch.device("cpu")
+    )
     plan = []
     for row in range(rows):
         request = Request(str(row), [1, 2, 3], SamplingParams())
         for pool in pools.values():
             pool.grow(request.request_id, 1)
         plan.append(Work(request, 2, 1))
-    key = inputs.key(plan)
-    inputs.fill(plan, key.rows)
+    key = Step(rows, rows, 1, 4)
+    inputs.fill(plan, key)
     kv = built.new_cache(dict.fromkeys(LayerKind, rows + 1))
     check_capturable(partial(built.forward, inputs.batch(key), kv))

@@ -15,9 +15,8 @@ from torch import Tensor
 from microscale import hardware
 from microscale.backends.ops import Activations, Embedding, Ops, Preference
 from microscale.engine.config import EngineConfig
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.formats import block_format, decode, encode
-from microscale.models.batch import KvCache
+from microscale.models.batch import Chunk, KvCache, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash

@@ -17,9 +17,9 @@ from torch import Tensor
 from microscale.backends.ops import Activations, Ops, Preference, recording
 from microscale.backends.ranks import Absent
 from microscale.engine.config import EngineConfig
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.recorded import Step, bind_shapes

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps

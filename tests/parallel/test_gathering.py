@@ -12,9 +12,9 @@ from microscale.backends.ops import Logits, Status
 from microscale.backends.ranks import as_one_block, likeliest, summarise
 from microscale.engine.ranks.gathering import takes_likeliest
 from microscale.engine.request import Request
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.parallel.sharding import Shard, split_vocabulary
 from support.sampling import sampling_on_cpu
 

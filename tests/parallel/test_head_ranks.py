@@ -18,14 +18,14 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare, prepare_team
+from microscale.engine.pages import PagePool
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.mirror import HeldPages, Mirror, Teller
 from microscale.engine.ranks.team import RankTeam
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.explain.report import Question, explain
 from microscale.models import embedded

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.ranks.messages import Held, Row, Step, decode_for_follower, encode
 from microscale.engine.ranks.mirror import HeldPages, Mirror, Teller
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.scheduler import Scheduler
-from microscale.engine.step.work import Work
+from microscale.engine.scheduler import Scheduler
+from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 

@@ -27,13 +27,13 @@ from microscale.engine.loading.fit import refusal
 from microscale.engine.loading.joining import joined_as, peer_buffer
 from microscale.engine.loading.warming import recorded
 from microscale.engine.ranks.summing import agree_on_sums
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.errors import RankFailed, Unsupported
 from microscale.explain.report import Question, explain
 from microscale.explain.speed_text import prediction_lines
 from microscale.explain.text import render
 from microscale.hardware import cpu, known
 from microscale.hardware.sums import PEER_ROWS, Joined, sums_table
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, build_model, open_weights, preset
 from microscale.models.taps import Taps

@@ -12,15 +12,15 @@ import torch
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
+from microscale.engine.sampler import Sampler
+from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
@@ -48,7 +48,7 @@ class Chance:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

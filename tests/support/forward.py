@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from microscale.engine.step.inputs import Chunk, build_batch
-from microscale.models.batch import KvCache
+from microscale.models.batch import Chunk, KvCache, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 

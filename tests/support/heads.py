@@ -11,8 +11,8 @@ import torch
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models import embedded
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified

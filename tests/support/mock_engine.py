@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.output import Output
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
 from microscale.models.config import LayerKind
 from support.mock_runner import MockRunner, next_token
 from support.sampling import sampling_on_cpu

@@ -7,17 +7,17 @@ wrongly or freed too soon changes the answer. Pages that were never written hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import NOWHERE, PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.ahead import Ahead
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import NOWHERE, PagePool
+from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
@@ -46,7 +46,7 @@ class MockRunner:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

@@ -8,12 +8,12 @@ import torch
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.sampler import Sampler
+from microscale.engine.scheduler import Scheduler
 from microscale.models.config import LayerKind
 from support.mock_runner import MockRunner
 from support.sampling import sampling_on_cpu

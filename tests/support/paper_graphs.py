@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from microscale.engine.step.graphs import Graphs
-from microscale.models.decoder import Parted
+from microscale.engine.graphs import Graphs
 
 
 @dataclass
 class Paper:
-    """A device that notes what it is told."""
+    """A device that notes what is launched."""
 
     ran: list[str] = field(default_factory=list)
     """What was launched outside of a capture, and what was replayed."""
@@ -23,15 +22,9 @@ class Paper:
     """What was launched within, graph by graph."""
     _open: list[str] | None = None
 
-    def launch(self, name: str) -> None:
+    def launch(self, name: str) -> str:
+        """Work of one kernel, which gives its name."""
         (self.ran if self._open is None else self._open).append(name)
-
-    def layers(self, name: str, count: int) -> Parted[str]:
-        """Work of so many layers, which gives ``name``."""
-        for layer in range(count):
-            self.launch(f"{name}{layer}")
-            if layer < count - 1:
-                yield
         return name
 
     @contextmanager

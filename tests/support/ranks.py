@@ -10,6 +10,7 @@ from typing import Any
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare_team
@@ -21,7 +22,6 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel

@@ -41,7 +41,7 @@ class Scripted:
         self._graphs = 0
         """One per request; every second request waited for its graph."""
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     @property

@@ -20,12 +20,12 @@ import torch
 from microscale.backends.plan import Setup
 from microscale.bench.energy import EnergyMeter
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.team import Team
 from microscale.engine.prediction.predict import predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
 from microscale.errors import BadSetting, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel

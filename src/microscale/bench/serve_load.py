@@ -139,7 +139,7 @@ class GraphCounts:
     captured: int
     """Meanwhile."""
     waited_for: int
-    """Those of them whose capture a step had to wait for."""
+    """Steps that no captured graph could hold: their kernels were launched one by one."""
     stand_ins: int
     """Steps that ran in a larger graph than their own, which was not captured yet."""
 

@@ -73,8 +73,8 @@ def _gaps(gaps: Gaps) -> Iterator[str]:
         yield f"{'  their first tokens':<26} {_spread(gaps.arrivals_first)}"
     counts = gaps.graphs
     if counts is not None and (gaps.arrivals or counts.captured or counts.stand_ins):
-        meanwhile = f"{counts.captured} captured meanwhile, of which {counts.waited_for} made a step wait"
-        yield f"  graphs: {counts.before} before, {meanwhile}; {counts.stand_ins} steps in stand-ins"
+        steps = f"{counts.stand_ins} steps in stand-ins, {counts.waited_for} without a graph"
+        yield f"  graphs: {counts.before} before, {counts.captured} captured meanwhile; {steps}"
 
 
 def as_json(about: Mapping[str, object], runs: Mapping[str, Found]) -> dict[str, object]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.team import Team
 from microscale.engine.output import Output
 from microscale.engine.request import Request
+from microscale.engine.runner import Model
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.forward import Model
-from microscale.engine.step.limits import Limits
 from microscale.errors import BadRequest
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig

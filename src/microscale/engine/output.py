@@ -53,9 +53,9 @@ class Stats(Struct, frozen=True, forbid_unknown_fields=True):
     graphs: int = 0
     """Kinds of step that are captured as CUDA graphs."""
     graphs_waited_for: int = 0
-    """Those of them, since the engine was ready, whose capture a step had to wait for."""
+    """Steps since "ready" that no captured graph could hold: their kernels were launched one by one."""
     graph_stand_ins: int = 0
-    """Steps that ran in a larger graph, as that of their own size was not captured yet."""
+    """Steps that ran in a larger graph, because that of their own size was not captured yet."""
     num_drafts: int = 0
     """Times that a request had drafts in a step."""
     num_draft_tokens: int = 0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from microscale.engine.pages import PageKeys
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.prefix import PageKeys
 
 
 class Finish(StrEnum):
@@ -21,7 +21,7 @@ class Finish(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what became of it so far, and where the scheduler is with it."""
+    """A prompt, its tokens so far, and its state in the scheduler."""
 
     request_id: str
     prompt: Sequence[int]
@@ -38,15 +38,18 @@ class Request:
     """Prompt tokens that the prefix cache gave when the request was first admitted."""
     num_preempted: int = field(init=False, default=0)
     waited: int = field(init=False, default=0)
-    """Steps that it stood in the queue."""
+    """Steps that it has been in the queue."""
     keys: PageKeys = field(init=False)
     stops: frozenset[int] = field(init=False, default=frozenset())
     """Tokens that end it."""
     num_scored: int = field(init=False, default=0)
-    """Prompt tokens whose log-probability was told; the first has none."""
+    """Prompt tokens whose log-probability was reported; the first has none."""
+    num_total: int = field(init=False)
+    """Tokens that it may grow to."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.num_total = len(self.prompt) + self.params.max_tokens
 
     @property
     def num_prompt(self) -> int:
@@ -65,8 +68,3 @@ class Request:
     def scoring(self) -> bool:
         """Log-probabilities of its prompt are still wanted."""
         return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt) - 1
-
-    @property
-    def num_total(self) -> int:
-        """Tokens that it may grow to."""
-        return len(self.prompt) + self.params.max_tokens

@@ -5,19 +5,16 @@ the rest, attention of the last layer on: it runs the tokens whose logits are wa
 wants one. The two are apart because a captured graph of the body is of one number of tokens, and one of the tail of one
 number of logits.
 
-Both can be run some layers at a time (``Parted``): whoever captures a graph stops between two layers when something
-else is due, and goes on later.
-
-Either way the residual stream may be tapped between layers (``taps.py``), for a draft head. Taps change no logits:
+The residual stream may be tapped between layers (``taps.py``), for a draft head. Taps change no logits:
 nothing else is computed in another way, and without taps nothing is done at all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -33,17 +30,6 @@ State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
-Parted: TypeAlias = Generator[None, None, Result]
-"""Work that yields wherever it may be left for a while, and gives its result at the end."""
-
-
-def run_through(work: Parted[Result]) -> Result:
-    """All of it, at once."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
 
 def without_gradients(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -97,14 +83,26 @@ class Decoder(ABC, Generic[State]):
 
     @without_gradients
     def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache, and what
-        is tapped to ``taps``."""
-        return run_through(self.forward_parts(batch, kv, taps))
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``. The new tokens' keys and values go to the
+        cache, and what is tapped to ``taps``."""
+        wanted = batch.logits
+        if wanted is not None:
+            q, x = (each.index_select(0, wanted.rows) for each in self.body(batch, kv, taps))
+            return self.tail(q, x, wanted.attention, kv)
+        return self.end(*self._run(len(self.layers), batch, kv, taps))
 
     @without_gradients
     def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
-        """Queries of the last layer and its residual stream, of all tokens."""
-        return run_through(self.body_parts(batch, kv, taps))
+        """Queries of the last layer and its residual stream, for all tokens.
+
+        A tap after the last layer needs all tokens there too; the tail then computes its few rows again.
+        """
+        x, state = self._run(len(self.layers) - 1, batch, kv, taps)
+        last, last_kv = self.layers[-1], kv.layers[-1]
+        q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
+        if taps is not None and taps.at(len(self.layers)) is not None:
+            self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
+        return q, x
 
     @without_gradients
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
@@ -112,32 +110,8 @@ class Decoder(ABC, Generic[State]):
         last = self.layers[-1]
         return self.end(*last.attend(q, x, kv.layers[-1], queries[last.kind]))
 
-    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
-        """``forward`` in parts, for whoever runs it in ``torch.inference_mode``."""
-        wanted = batch.logits
-        if wanted is not None:
-            q, x = yield from self.body_parts(batch, kv, taps)
-            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
-            return self.tail(q, x, wanted.attention, kv)
-        x, state = yield from self._run(len(self.layers), batch, kv, taps)
-        return self.end(x, state)
-
-    def body_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[tuple[Tensor, Tensor]]:
-        """``body`` in parts, likewise.
-
-        A tap behind the last layer needs all tokens there too; the tail then computes its few rows again.
-        """
-        x, state = yield from self._run(len(self.layers) - 1, batch, kv, taps)
-        last, last_kv = self.layers[-1], kv.layers[-1]
-        q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
-        if taps is not None and taps.at(len(self.layers)) is not None:
-            self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
-        return q, x
-
-    def _run(
-        self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None
-    ) -> Parted[tuple[Tensor, State]]:
-        """The first layers, and the taps up to behind them. It yields behind each layer but the last of the model."""
+    def _run(self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None) -> tuple[Tensor, State]:
+        """The first layers, and the taps up to the end of them."""
         assert len(kv.layers) == len(self.layers)
         x, state = self.begin(batch.token_ids)
         for place in range(num_layers):
@@ -145,8 +119,6 @@ class Decoder(ABC, Generic[State]):
                 self._tap(taps, place, x, state)
             layer = self.layers[place]
             x, state = layer.forward(x, state, batch, kv.layers[place], self.rope[layer.kind])
-            if place < len(self.layers) - 1:
-                yield
         if taps is not None:
             self._tap(taps, num_layers, x, state)
         return x, state

@@ -13,7 +13,6 @@ from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind, LoadFormat, ModelConfig, read_config_file
-from microscale.models.decoder import Parted
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.gemma4 import config as gemma4
 from microscale.models.gemma4 import config_file as gemma4_file
@@ -79,12 +78,6 @@ class AnyModel(Protocol):
     def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
-
-    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]: ...
-
-    def body_parts(
-        self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None
-    ) -> Parted[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,6 @@ MAX_TOKENS = 1 << 14
 PAGE_SIZE = 16
 BIAS_PAIRS = 16
 TOP_LOGPROBS = 5
-SHORT_CONTEXT = 2048
-"""Tokens that narrow page tables hold."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +191,10 @@ def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
         model.sampling(logits.values, next(samplings(rows, vocab)), logits)
 
 
-def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> Callable[[int], tuple[Kernel, ...]]:
-    """What the body of a step with prompts starts, by its number of tokens."""
+def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int, pages: int) -> Callable[[int], tuple[Kernel, ...]]:
+    """What the body of a step with prompts starts, by its number of tokens. ``pages``: width of the page tables."""
     if ops.gpu.is_cpu:
         return lambda tokens: ()
-
-    pages = SHORT_CONTEXT // page_size
 
     @cache
     def kernels(tokens: int) -> tuple[Kernel, ...]:

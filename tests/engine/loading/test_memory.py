@@ -13,10 +13,10 @@ from microscale.backends import quantise, registry
 from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS, make_precision
+from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.loading.fit import check_fits, plan_and_reckon, refusal, ways
 from microscale.engine.loading.memory import Memory, Workload, weight_bytes
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
-from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
 from microscale.hardware.tiles.attention import WIDEN_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,15 +33,11 @@ class Script:
         except StopIteration:
             raise OwnerGone from None
 
-    def has_news(self) -> bool:
-        return False
-
     def send(self, message: object) -> None: ...
 
     def stats(self) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        assert not is_due()
+    def idle(self) -> bool:
         self.done.append(len(self.waits))
         return len(self.done) < self.ahead
 
@@ -71,7 +67,7 @@ def test_a_servers_steps_may_run_in_stand_ins() -> None:
 from microscale.engine.config import EngineConfig
 from microscale.engine.process.service import load
 service = load(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"), lambda *_, **kinds: None)
-print(service._engine._runner._stand_ins.enabled, service.stats().graphs)
+print(service._engine._runner._graphs.stand_in, service.stats().graphs)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["True", "0"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from microscale import errors
 from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.engine.config import MAX_TEXT, EngineConfig
+from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.output import Output, Stats
 from microscale.engine.protocol import messages
 from microscale.engine.protocol.frames import HEADER, MAX_FRAME, FrameReader, frame
@@ -46,7 +47,6 @@ from microscale.engine.protocol.messages import (
 )
 from microscale.engine.request import Finish
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
-from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError, QueueFull
 
 # ---- frames ----------------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven, replaying

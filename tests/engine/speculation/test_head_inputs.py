@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from microscale.engine.ahead import Ahead, Layouts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head_inputs import FULL, HeadInputs
-from microscale.engine.step.ahead import Ahead, Layouts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
 
@@ -66,7 +66,7 @@ def test_rows_are_kept_as_far_as_drafts_were_accepted(
     key = inputs.key(launched, 2, padded=padded)
     inputs.fill(launched, key)
     batch = inputs.verified(key).batch
-    assert (key.rows, key.sequences) == ((32, 8) if padded else (22, 5))
+    assert (key.tokens, key.sequences) == ((32, 8) if padded else (22, 5))
     kept = {"two of three": 3, "goes on": 5, "none of two": 1, "ends": 4, "scored": 1, "undrafted": 1, "all": 3}
     nexts = {
         "two of three": [7, 8, 1],
@@ -88,7 +88,7 @@ def test_rows_are_kept_as_far_as_drafts_were_accepted(
         assert slots[certain:] == [NOBODY] * (work.count - certain)
         assert batch.token_ids[row : row + certain].tolist() == nexts[name]
         row += work.count
-    assert batch.slots[FULL][row:].tolist() == [NOBODY] * (key.rows - row)
+    assert batch.slots[FULL][row:].tolist() == [NOBODY] * (key.tokens - row)
     assert batch.logits is not None
     assert batch.logits.rows[:5].tolist() == [2, 9, 15, 18, 21]
     assert batch.logits.attention[FULL].context_lens[:5].tolist() == [8, 8, 7, 9, 6]

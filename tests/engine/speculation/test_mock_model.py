@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale.backends.following import NO_TOKEN, follow
+from microscale.engine.ahead import MOST_LAYOUTS, Layouts
 from microscale.engine.engine import AheadRunner
+from microscale.engine.limits import Limits
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.ahead import MOST_LAYOUTS, Layouts
-from microscale.engine.step.limits import Limits
 from microscale.hardware.draft_costs import step_curve
 from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.mock_engine import VOCAB, System, alone, preemptions

@@ -15,8 +15,11 @@ import torch
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
+from microscale.engine.graphs import Graphs
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Stats
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
@@ -25,10 +28,7 @@ from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_p
 from microscale.engine.speculation.head_inputs import HeadKey
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.graphs import Graphs
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.hardware.draft_costs import step_curve
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead

@@ -13,7 +13,7 @@ from microscale.engine.speculation import ngram
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.ngram import NgramDrafter
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadSetting
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.engine.reading import Choice
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadLogits, BadRequest
 from support.draws import (
     EVERY,
@@ -66,11 +66,11 @@ def test_who_must_be_read_before_it_draws_again() -> None:
     sampler = new_sampler()
     free, bound = (sampler.add(SamplingParams(grammar=grammar)) for grammar in (None, GRAMMAR))
     late = sampler.add(SamplingParams(min_tokens=2))
-    assert [sampler.must_read(number) for number in (free, bound, late)] == [False, True, False]
-    assert [sampler.must_read(number, 3) for number in (free, bound, late)] == [False, True, True]
+    assert [sampler.needs_host(number) for number in (free, bound, late)] == [False, True, False]
+    assert [sampler.needs_host(number, 3) for number in (free, bound, late)] == [False, True, True]
     for _ in range(2):
         sampler.read(sampler.draw(favouring(1), [late]))
-    assert not sampler.must_read(late, 3)
+    assert not sampler.needs_host(late, 3)
 
 
 # ---- one step --------------------------------------------------------------------------------------------------------

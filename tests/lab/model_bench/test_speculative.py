@@ -15,7 +15,7 @@ from microscale.cli import app
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.prediction.drafts import tokens_of
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline

@@ -18,16 +18,12 @@ import microscale
 from microscale.backends.ops import Activations, Kernel, Ops, Preference, recording
 from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
+from microscale.engine.graph_sizes import decode_key, verify_key
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
+from microscale.engine.runner import ModelRunner
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.decode import DecodeInputs, GraphKey
-from microscale.engine.step.forward import Forward, PromptSteps
-from microscale.engine.step.graphs import Graphs
-from microscale.engine.step.inputs import Chunk, build_batch
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.prompt import PromptInputs, PromptKey, TailKey
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.stand_ins import StandIns
-from microscale.engine.step.verify import VerifyInputs
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
@@ -117,36 +113,36 @@ def test_batch_sizes_of_one_path_start_the_same_kernels(step: Step, other: Step)
     assert kernels_of(model, step) == kernels_of(model, other)
 
 
-def pages(count: int) -> dict[LayerKind, list[int]]:
-    return {kind: list(range(count)) for kind in LayerKind}
+def runner_of(model: AnyModel, sequences: int, drafts: int) -> ModelRunner:
+    """A runner on tensors without memory, for contexts of up to 130 pages."""
+    limits = Limits(16, 128, max_num_seqs=sequences, max_model_len=130 * 16)
+    pools = {kind: PagePool(130) for kind in LayerKind}
+    return ModelRunner(model, pools, limits, fill_up_prompts=False, draft_tokens=drafts)
+
+
+def body(tokens: int, sequences: int, longest: int, pages: int) -> Step:
+    return Step(tokens, sequences, longest, pages, rows=0)
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=" ".join)
 def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]) -> None:
-    """Its tensors are views of others, some of them not aligned."""
+    """Its tensors are views of others."""
     model, listed = bound(*asked)
-    cache = model.new_cache(dict.fromkeys(LayerKind, 4))
-    standing = DecodeInputs({}, 16, 70, 130, META)
-    batches = [standing.batch(GraphKey(rows, width)) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
-    drafted = VerifyInputs({}, standing.tables, 400, META)
+    runner = runner_of(model, 70, drafts=15)
+    keys = [decode_key(rows, width) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
     for rows, each, width in product((1, 2, 3, 9, 25), (2, 3, 5, 8, 16), (128, 130)):
-        batches.append(drafted.batch(drafted.even_key(rows, each, width)))
-    for lengths in ([1], [2], [40], [1, 1, 1], [5, 1, 300], [1, 999, 2, 17, 3]):
-        for wanted in (0, 1, None):
-            chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]
-            batches.append(build_batch(chunks, 16, META))
-    limits = Limits(16, 128, max_num_seqs=70)
-    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META, draft_tokens=3)
-    graphs = Graphs(META, model.ops.uncapturable, enabled=False)
-    filled = PromptSteps(Forward(model, cache, None), prompts, graphs, StandIns(graphs))
+        keys.append(verify_key([each] * rows, width))
+    keys += runner._sizes.first()
+    bodies = [body(sum(n), len(n), max(n), -(-max(n) // 16)) for n in ([1], [40], [5, 1, 300], [1, 999, 2, 17, 3])]
+    for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
+        bodies.append(body(tokens, sequences, tokens, width))
     with recording() as started:
-        for batch in batches:
-            model.forward(batch, cache)
-        for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
-            key = PromptKey(tokens, sequences, width)
-            filled.body(key)
+        for key in keys:
+            runner._compute(key)
+        for key in bodies:
+            runner._body(key)
             for rows in (0, 1, 3, 64, 70, 280):
-                filled.tail(TailKey(rows, width))
+                runner._tail(rows, key.pages)
     assert started
     assert_listed(started, listed)
 
@@ -182,26 +178,21 @@ def test_a_command_that_knows_its_prompt_lists_what_it_starts_and_little_else(
     listed = record(model, draft_tokens=drafts, wanted=Wanted(max(length, 2 * drafts), draws=draws))
     assert_listed(listed, everything)
     assert len(listed) < len(everything) * 0.7
-    cache = model.new_cache(dict.fromkeys(LayerKind, 4))
-    standing = DecodeInputs({}, 16, 1, 130, META)
-    batches = [standing.batch(GraphKey(1, width)) for width in (3, 128, 130)]
-    if drafts:
-        drafted = VerifyInputs({}, standing.tables, 16, META)
-        batches += [drafted.batch(drafted.even_key(1, each, 130)) for each in range(2, drafts + 2)]
-    for tokens, rows in product({1, 2, length // 2, length - 1, length}, (0, 1)):
-        batches.append(build_batch([Chunk([0] * tokens, 0, pages(-(-tokens // 16)), rows)], 16, META))
-    limits = Limits(16, 128, max_num_seqs=1)
-    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 700], META, draft_tokens=drafts)
-    graphs = Graphs(META, model.ops.uncapturable, enabled=False)
-    filled = PromptSteps(Forward(model, cache, None), prompts, graphs, StandIns(graphs))
+    runner = runner_of(model, 1, drafts)
     params = SamplingParams(temperature=1.0 if draws else 0.0)
     with recording() as started:
-        for batch in batches:
-            model.forward(batch, cache)
+        for key in [decode_key(1, width) for width in (3, 128, 130)]:
+            runner._compute(key)
+        for count in range(2, drafts + 2):
+            runner._compute(verify_key([count], 130))
+        for tokens in {1, 2, length // 2, length - 1, length}:
+            runner._body(body(tokens, 1, tokens, -(-tokens // 16)))
+            runner._tail(0, -(-tokens // 16))
+            runner._tail(1, -(-tokens // 16))
         for tokens, width in product((1, 2, 3, 17, 40, 65, 300, 700), (128, 130)):
             if tokens <= length:
-                filled.body(PromptKey(tokens, 2, width))
-                filled.tail(TailKey(1, width))
+                runner._body(body(tokens, 2, tokens, width))
+                runner._tail(1, width)
         sampler = Sampler(model.sampling, model.config.vocab_size, torch.device("cpu"), [1])
         sampler.draw(torch.zeros(1, model.config.vocab_size), [sampler.add(params)])
     assert_listed(started, listed)

@@ -12,22 +12,21 @@ from typing import Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.loading.description import RanksTold, describe
 from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
+from microscale.engine.pages import PagePool
 from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.runner import Model, ModelRunner
+from microscale.engine.sampler import Sampler
+from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.drafter import ONE_RANK, Target
 from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import Speculation, describe_drafts
-from microscale.engine.step.forward import Model
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
 from microscale.hardware.sums import sums_table
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, ModelConfig

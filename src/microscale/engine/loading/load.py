@@ -10,9 +10,9 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Ops, Ranks
 from microscale.backends.ranks import ALONE
+from microscale.backends.threads import all_threads
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.usable import check_left
-from microscale.engine.step.threads import all_threads
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
 

@@ -17,9 +17,9 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
 from microscale.backends.plan import Setup
 from microscale.backends.precision import BITS
+from microscale.engine.graphs import graph_memory
+from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.loading.usable import usable_memory
-from microscale.engine.step.graphs import graph_memory
-from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
 from microscale.hardware.tiles.attention import WIDEN_BYTES

@@ -7,9 +7,9 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Activations, Preference
 from microscale.backends.precision import Precision, make_precision
+from microscale.backends.threads import check_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import Workload
-from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
 from microscale.parallel.sharding import Shard

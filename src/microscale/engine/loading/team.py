@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 
 from microscale.backends.ops import Ranks
+from microscale.backends.threads import all_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Runner
+from microscale.engine.limits import Limits
 from microscale.engine.loading.options import choose_device
+from microscale.engine.pages import PagePool
+from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.threads import all_threads
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind

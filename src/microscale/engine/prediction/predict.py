@@ -26,7 +26,7 @@ from microscale.backends.forecast import Forecast, forecast, total
 from microscale.backends.measured_as import FUSED_SEQUENCES
 from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, Use
-from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS
+from microscale.engine.limits import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
 
 HOST_US = {"moe": 330.0, "dense": 60.0, "attention": 80.0, "small": 150.0, "sampling": 100.0}

@@ -59,10 +59,6 @@ class Connection:
         self._unread.clear()
         return found
 
-    def has_news(self) -> bool:
-        """Whether ``messages`` would find something to do."""
-        return bool(self._unread or self._poll.poll(0))
-
     def send(self, message: FromEngine | Hello) -> None:
         self._unsent += encode(message)
         self._write(wait=len(self._unsent) > MAX_UNSENT)

@@ -44,9 +44,8 @@ class Serves(Protocol):
 
     def step(self) -> list[Output]: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        """Do a little of what can be done ahead, while there is no work and nothing else ``is_due``. Whether there is
-        more of it."""
+    def idle(self) -> bool:
+        """Do a little of what can be done ahead, while there is no work. Whether there is more of it."""
 
     def abort_all(self) -> list[Output]: ...
 
@@ -94,7 +93,7 @@ class Loop:
                 self._send(service.step())
                 more = True
             elif more and quiet:
-                more = service.idle(self._connection.has_news)
+                more = service.idle()
         rest = service.abort_all()
         self._send(rest)
         self._connection.send_last(Drained(len(rest)))

@@ -77,8 +77,8 @@ class Service:
         self._open.difference_update(output.request_id for output in outputs if output.finish is not None)
         return outputs
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        return self._engine.idle(is_due)
+    def idle(self) -> bool:
+        return self._engine.idle()
 
     def _admit(self) -> list[Output]:
         """Submit the requests whose grammars are compiled; the outputs of those that are refused."""

@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
+from microscale.engine.limits import Limits
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.load import load
@@ -20,11 +21,10 @@ from microscale.engine.ranks.link import Link
 from microscale.engine.ranks.mirror import HeldPages, Mirror
 from microscale.engine.ranks.progress import Progress
 from microscale.engine.ranks.summing import agree_on_sums
+from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead

@@ -14,7 +14,7 @@ import torch
 from microscale.backends.ops import Logits
 from microscale.backends.ranks import as_one_block, summarise
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.parallel.group import Group
 from microscale.parallel.sharding import Shard, split_vocabulary
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from microscale.backends.ops import Logits
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.pages import PagePool
 from microscale.engine.ranks.gathering import takes_likeliest
 from microscale.engine.ranks.messages import Draft, Idle, Prepare, Step
 from microscale.engine.ranks.mirror import Teller
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.work import Work
+from microscale.engine.runner import ModelRunner
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 
 if TYPE_CHECKING:
@@ -57,10 +57,8 @@ class LeadingRunner:
         with self._team.running(number):
             self._runner.prepare(stand_ins=stand_ins)
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        """All ranks do the same, so none gives way in the midst of it: a request waits for one graph at most."""
-        if is_due():
-            return True
+    def idle(self) -> bool:
+        """All ranks capture the same graph."""
         number = self._team.next_number()
         self._team.begin(Idle(number))
         with self._team.running(number):

@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.ranks.messages import Held, Row, Step
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.pages import NOWHERE, PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 

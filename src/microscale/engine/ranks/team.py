@@ -21,6 +21,7 @@ from microscale.backends.ops import Logits, Ranks
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.team import Assembly, Placement, place
+from microscale.engine.pages import PagePool
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.command import COMMAND, END_S
 from microscale.engine.ranks.gathering import gather as gather_logits
@@ -29,9 +30,8 @@ from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.nodes import gather, listen
 from microscale.engine.ranks.summing import agree_on_sums
 from microscale.engine.ranks.watch import Patience, Peer, Watch
+from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
 from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind

@@ -6,7 +6,7 @@
     request ends          ──► forget(request_id)
 
 A draft is a list of single tokens, without probabilities: the engine draws the model's own token at each place and
-accepts drafts as long as they are equal (``engine/step/sampler``). So any drafter is exact, and a bad one is only slow.
+accepts drafts as long as they are equal (``engine/sampler``). So any drafter is exact, and a bad one is only slow.
 
 A drafter that is a model (``head``) reads the target's steps on the device, before their tokens are read. It is
 attached to the engine once (``Target``).
@@ -19,11 +19,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from microscale.engine.ahead import Ahead
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
 

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from microscale.engine.graph_sizes import power_of_two
+from microscale.engine.graphs import Graphs, graph_memory
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
-from microscale.engine.speculation.head_inputs import HeadInputs, HeadKey
-from microscale.engine.step.graphs import Graphs, graph_memory, whole
-from microscale.engine.step.work import Work
+from microscale.engine.speculation.head_inputs import HeadInputs
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
+from microscale.models.recorded import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,11 +105,11 @@ class HeadDrafter:
 
     def _run_padding(self, sequences: int) -> None:
         """Run a step that contains only padding; it writes to the scratch page."""
-        rows = 1 << (sequences * (1 + self._most) - 1).bit_length()
+        rows = power_of_two(sequences * (1 + self._most))
         if self._inputs.holds(rows, sequences):
             key = self._inputs.sized(rows, sequences, self._most)
             self._inputs.fill(Launched(()), key)
-            self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
+            self._graphs.run(key, partial(self._draft, key))
 
     def follows(self, request: Request) -> bool:
         """Whether the head has seen all of the request so far."""
@@ -159,14 +161,14 @@ class HeadDrafter:
         key = self._inputs.key(step, count, padded=self._padded and few)
         self._inputs.fill(step, key)
         if few:
-            guessed = self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
+            guessed = self._graphs.run(key, partial(self._draft, key))
         else:
             with torch.inference_mode():
                 guessed = self._draft(key)
-        self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.count else _Guesses()
+        self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.longest else _Guesses()
 
-    def _draft(self, key: HeadKey) -> Tensor:
-        return self._head.draft(self._inputs.verified(key), self._kv, key.count)
+    def _draft(self, key: Step) -> Tensor:
+        return self._head.draft(self._inputs.verified(key), self._kv, key.longest)
 
     def _to_host(self, guessed: Tensor, step: Launched) -> _Guesses:
         rows = {request_id: row for row, request_id in enumerate(step.first_rows)}

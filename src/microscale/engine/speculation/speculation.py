@@ -16,7 +16,7 @@ from microscale.engine.speculation.drafter import Context, DeviceDrafter, Drafte
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length
 from microscale.engine.speculation.ngram import NgramDrafter
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.draft_heads.drafting import DraftHead
 
 if TYPE_CHECKING:

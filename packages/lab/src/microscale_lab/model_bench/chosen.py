@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from microscale.engine.prediction.drafts import tokens_of
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 
 
 @dataclass(frozen=True)

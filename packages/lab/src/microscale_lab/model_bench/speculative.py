@@ -29,16 +29,16 @@ import torch
 
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.drafting import draft_costs
 from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
+from microscale.engine.reading import Found, Reading
 from microscale.engine.request import Request
+from microscale.engine.sampler import Drawn, Sampler
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.reading import Found, Reading
-from microscale.engine.step.sampler import Drawn, Sampler
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.engine.generate import Generation
+from microscale.engine.runner import Model
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.forward import Model
-from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.text.chat_format import ChatFormat
 from microscale_lab.quality.checks import is_right, parse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
-from microscale.engine.step.forward import Model
+from microscale.engine.runner import Model
 from microscale.errors import Unsupported
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer

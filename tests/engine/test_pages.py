@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.engine.step.pages import NOWHERE, PagePool
+from microscale.engine.pages import NOWHERE, PagePool
 from microscale.errors import OutOfPages
 
 

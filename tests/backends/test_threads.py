@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends import threads
 from microscale.backends.decision import Plan
-from microscale.backends.ops import Activations, Logits
+from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
+from microscale.backends.threads import StepThreads, product_us, wanted_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step import threads
-from microscale.engine.step.threads import StepThreads, product_us, wanted_threads
 from microscale.errors import BadSetting
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.decoder import Parted
+from microscale.models.batch import ForwardBatch
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
-from microscale.models.taps import Taps
 from support.families import gpt_oss_preset
 from support.loading import load_model
 
@@ -86,13 +85,12 @@ def test_a_generation_decodes_with_one_and_reads_its_prompt_with_all(given_threa
     model = load_model(options)
     assert isinstance(model, GptOss)
     seen: list[tuple[int, int]] = []
-    forward = model.forward_parts
 
-    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
+    def counted(run: Callable[..., Any], batch: ForwardBatch, *rest: Any) -> Any:
         seen.append((len(batch.token_ids), torch.get_num_threads()))
-        return forward(batch, kv, taps)
+        return run(batch, *rest)
 
-    model.forward_parts = counted  # type: ignore[method-assign]
+    vars(model).update(forward=partial(counted, model.forward), body=partial(counted, model.body))
     Generation(model, [[1] * 600], SamplingParams(max_tokens=3, ignore_eos=True)).run()
     assert seen == [(600, fixed or MOST), (1, fixed or 1), (1, fixed or 1)]
     # A model that is loaded after it is packed with all again.

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.engine.reading import Choice
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
-from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling.spec import Sampled, SamplingBatch

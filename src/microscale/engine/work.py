@@ -1,4 +1,4 @@
-"""The work of a step: a *schedule* is a list of ``Work``, one of each request that runs in it."""
+"""The work of a step: a *schedule* is a list of ``Work``, one for each request that runs in it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Work:
 
     request: Request
     first: int
+    """Position of the first token."""
     count: int
+    """Number of tokens, drafts included."""
     ahead: bool = False
-    """Its own token is still on the device: the step before has chosen it, and nobody has read it yet. So are its
-    drafts, if it has any; here 0 stands for each."""
+    """Its own token is only on the device: the last step chose it, and the host has not read it yet. So are its drafts,
+    if it has any; ``drafts`` then holds zeros."""
     drafts: tuple[int, ...] = ()
-    """Tokens after the request's own that may be the next ones; ``count`` includes them. The step says of how many the
-    model would have chosen them."""
+    """Guesses of the tokens after the request's own. The step finds out how many of them the model would choose."""
     slack: int = 0
-    """By how many tokens it may be further on: drafts of the step before, of which nobody knows how many were
-    accepted."""
+    """How many tokens further on it may be: drafts of the last step, which the host has not read yet."""
 
     @property
     def end(self) -> int:
-        """The position after its last token, at most."""
+        """The position after its last token, or a bound on it."""
         return self.first + self.slack + self.count
 
     @property
@@ -43,18 +43,18 @@ class Work:
 
     @property
     def decodes(self) -> bool:
-        """One token in, one token out. (A prompt that is scored may have one logit in the midst of it.)"""
+        """One token in, one token out. (A prompt that is scored may also have one token with logits.)"""
         return self.count == 1 and self.wants_logits and not self.request.scoring
 
     @property
     def verifies(self) -> bool:
         """It decodes, with or without drafts."""
-        return bool(self.drafts) or self.decodes
+        return self.ahead or bool(self.drafts) or self.decodes
 
     @property
     def num_logits(self) -> int:
-        """How many of its last tokens are to give logits: all while the prompt is scored, else the request's last token
-        and the drafts, or none."""
-        if self.request.scoring:
-            return self.count
-        return 1 + len(self.drafts) if self.wants_logits else 0
+        """How many of its last tokens give logits: all while the prompt is scored, else the request's last token and
+        the drafts, or none."""
+        if self.ahead or not self.request.scoring:
+            return 1 + len(self.drafts) if self.wants_logits else 0
+        return self.count

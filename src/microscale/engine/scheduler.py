@@ -1,29 +1,29 @@
 """Which tokens of which requests run in the next step.
 
-Requests are served by rank: lower ``priority`` first, then first come first served; whoever waits long rises, so nobody
-starves. A step has a budget of tokens. Requests that decode take one each, before anything else; what is left goes to
-prompts, of equal priority the shortest first: whoever can be done in this step is, and a long one does not hold up a
-short one behind it. One that cannot takes an equal share of what is left, and the first of all never less than that.
-Waiting requests are admitted while their whole prompt fits into the pages that are free and not yet spoken for.
+Requests are served by rank: lower ``priority`` first, then first come first served. A request's rank rises while it
+waits, so none starves. A step has a budget of tokens. Requests that decode take one each, before anything else. The
+rest goes to prompts, of equal priority the shortest first: a prompt that can be finished in this step is, and a long
+one does not hold up a short one behind it. The others take equal shares of what is left, and the first prompt of all
+never less than that. Waiting requests are admitted while their whole prompt fits into the free pages that no running
+request will need.
 
 When a decoding request finds no page, the running request of lowest rank is *preempted*: its pages go back, and it
 waits with its tokens to be computed again (mostly from the prefix cache, where its full pages still are). Greedy
 decoding then goes on as if nothing had happened, because the tokens themselves are kept.
 
-Drafts come last: they take what the others have left of the budget and of the free pages, and nobody is preempted for
-them. Who holds which pages, and what becomes of those of rejected drafts, is drawn in ``holdings``.
+Drafts come last: they take what the others have left of the budget and of the free pages, and no request is preempted
+for them. ``page_ledger`` draws which request holds which pages, and what becomes of the pages of rejected drafts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from microscale.engine.limits import SCORED_TOKENS, Limits
+from microscale.engine.page_ledger import PageLedger, pages_for
+from microscale.engine.pages import PageKeys, PagePool
 from microscale.engine.request import Request
-from microscale.engine.step.holdings import Holdings, pages_for
-from microscale.engine.step.limits import SCORED_TOKENS, Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prefix import PageKeys
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadRequest, QueueFull
 from microscale.models.config import LayerKind
 
@@ -45,7 +45,7 @@ class Scheduler:
         self.limits = limits
         self._full = pools[LayerKind.FULL]
         self._sliding = pools[LayerKind.SLIDING]
-        self._holdings = Holdings(pools, limits)
+        self._ledger = PageLedger(pools, limits)
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._arrivals = 0
@@ -99,7 +99,7 @@ class Scheduler:
         """Forget a request, done or not; its pages are free at once. ``None`` if it is not here."""
         request = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
         if request is not None:
-            self._holdings.release(request)
+            self._ledger.release(request)
         return request
 
     def requests(self) -> Iterator[Request]:
@@ -134,31 +134,33 @@ class Scheduler:
         return [r for r in self._running.values() if r.num_pending == 1 and not r.scoring]
 
     def schedule_ahead(self, last: list[Work], lengths: Sequence[int] = ()) -> list[Work] | None:
-        """The step after ``last``, whose tokens nobody has read yet: all its requests decode once more. ``lengths``: of
-        their drafts, if they have any.
+        """The step after ``last``, whose tokens the host has not read yet: all its requests decode once more.
+        ``lengths``: of their drafts, if they have any.
 
-        ``None`` where another step may be better, or where someone has left or must be preempted: then the tokens come
-        first.
+        ``None`` where another step may be better, or where a request has left or must be preempted: then the tokens are
+        read first.
         """
         if len(last) != len(self._running) or (self._waiting and len(last) < self.limits.max_num_seqs):
             return None
-        if not all(self._running.get(work.request.request_id) is work.request for work in last):
+        schedule = []
+        # Each page is taken from both pools. What a window leaves may come back to its pool, but need not.
+        tokens = fresh = 0
+        for work, length in zip(last, lengths or [0] * len(last), strict=True):
+            request = work.request
+            if self._running.get(request.request_id) is not request:
+                return None
+            ahead = Work(request, work.first + 1, 1 + length, True, (0,) * length, len(work.drafts))
+            schedule.append(ahead)
+            tokens += ahead.count
+            fresh += self._ledger.missing(request, ahead.first + ahead.slack + ahead.count)
+        if tokens > self.limits.max_num_batched_tokens:
             return None
-        each = zip(last, lengths or [0] * len(last), strict=True)
-        schedule = [
-            Work(work.request, work.first + 1, 1 + length, ahead=True, drafts=(0,) * length, slack=len(work.drafts))
-            for work, length in each
-        ]
-        if sum(work.count for work in schedule) > self.limits.max_num_batched_tokens:
-            return None
-        # Whoever begins a page takes one of each kind; what a window has left comes back to the pool, or not at all.
-        fresh = sum(self._holdings.missing(work.request, work.end) for work in schedule)
-        if fresh > min(pool.num_free for pool in self.pools.values()):
+        if fresh and fresh > min(pool.num_free for pool in self.pools.values()):
             return None
         for request in self._waiting.values():
             request.waited += 1
         for work in schedule:
-            self._take(work.request, work.end - work.request.num_computed)
+            self._ledger.take(work.request, work.first + work.slack + work.count - work.request.num_computed)
         return schedule
 
     def _decode(self, requests: list[Request]) -> list[Work]:
@@ -219,12 +221,12 @@ class Scheduler:
     def _admit(self, request: Request, free: int, share: int) -> Work | None:
         """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
         share."""
-        spoken_for = sum(self._holdings.missing(r) for r in self._running.values())
-        hit = self._holdings.share_prefix(request)
-        fits = not self._running or self._holdings.missing(request) + spoken_for <= self._full.num_free
+        spoken_for = sum(self._ledger.missing(r) for r in self._running.values())
+        hit = self._ledger.share_prefix(request)
+        fits = not self._running or self._ledger.missing(request) + spoken_for <= self._full.num_free
         count = self._take(request, _part(request, free, share)) if fits else 0
         if not count:
-            self._holdings.release(request)
+            self._ledger.release(request)
             return None
         if not request.num_preempted:
             request.num_cached = hit
@@ -238,41 +240,41 @@ class Scheduler:
         self,
         schedule: Sequence[Work],
         accepted: Mapping[str, Sequence[int]] = NONE_ACCEPTED,
-        flying: Sequence[Work] = (),
+        pending: Sequence[Work] = (),
     ) -> None:
-        """The step is done: its tokens are in the cache, and full pages can be found by others.
+        """The step is done: its tokens are in the cache, and others can share full pages.
 
-        ``accepted``: of each request's drafts. Pages that hold nothing but others go back, except those that the next
-        step, which is ``flying`` already, writes to.
+        ``accepted``: of each request's drafts. Pages that hold only rejected drafts go back, except those that the next
+        step writes to, if it is ``pending`` already.
         """
-        next_counts = {work.request.request_id: work.count for work in flying}
+        next_counts = {work.request.request_id: work.count for work in pending} if pending else {}
         for work in schedule:
             request = work.request
             if self._running.get(request.request_id) is not request:
                 continue  # it ended while the step ran
             kept = accepted[request.request_id] if work.drafts else ()
-            self._holdings.settle(work, kept, next_counts.get(request.request_id, 0))
+            self._ledger.settle(work, kept, next_counts.get(request.request_id, 0))
 
     # ---- pages -------------------------------------------------------------------------------------------------------
 
     def _take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
         if not request.scoring:
-            return self._holdings.take(request, count)
-        count = self._holdings.take(request, min(count, self._scored_left))
+            return self._ledger.take(request, count)
+        count = self._ledger.take(request, min(count, self._scored_left))
         self._scored_left -= count
         return count
 
     def _preempt(self, request: Request) -> None:
-        self._holdings.release(request)
+        self._ledger.release(request)
         request.num_preempted += 1
         self.num_preemptions += 1
         self._waiting[request.request_id] = self._running.pop(request.request_id)
 
-    def check(self, flying: Sequence[Work] = ()) -> None:
-        """Pools are consistent, and only running requests hold pages, and no more than their tokens need. ``flying``:
+    def check(self, pending: Sequence[Work] = ()) -> None:
+        """Pools are consistent, and only running requests hold pages, and no more than their tokens need. ``pending``:
         a step that was not ``computed`` yet, for which pages are held too."""
-        self._holdings.check(self._running.values(), self._waiting.values(), flying)
+        self._ledger.check(self._running.values(), self._waiting.values(), pending)
 
 
 def _part(request: Request, free: int, share: int) -> int:

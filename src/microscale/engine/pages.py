@@ -1,29 +1,39 @@
-"""Who owns each page of a pool of the KV cache, and which pages can be found again by what they hold.
+"""Who owns each page of a pool of the KV cache, and which pages can be shared by what they hold.
 
     free ──take──► in use (references ≥ 1) ──last release──► kept (a key, no reference) ──evicted──► in use
       ▲                     │                                   │
       └── last release ─────┘  (no key)                         └──found by its key──► in use again
 
-A page is in exactly one of the three states, and ``check()`` says so or raises. Owners are requests; an owner's pages
-stand in the order of the positions that they hold. Full pages are *published* under a key (a hash of everything up to
-their end), after which others may share them: nobody writes into a published page again. A sliding layer's owner drops
-the pages that its window has left; their places stay, empty.
+A page is in exactly one of the three states; ``check()`` raises if not. Owners are requests; an owner's pages are in
+the order of the positions that they hold. Full pages are *published* under a key (a hash of everything up to their
+end), after which others may share them: a published page is never written again. A sliding layer's owner drops the
+pages that its window has left; their places stay, empty.
 
-Kept pages are evicted least recently used first, those that were never found again before those that were: a burst of
+Kept pages are evicted least recently used first, those that were never shared before those that were: a burst of
 prompts that share nothing does not push out the prefix that all share. An owner's pages are released from the end, so
-that of a chain the tail goes first and the head, without which the tail cannot be found, last.
+that the tail of a chain is evicted first and its head, without which the tail cannot be found, last.
+
+Prefix cache: the key of a page is a hash of its tokens and of the key before it, so it stands for everything from the
+first token on. The chain begins with the tenant's salt, and tenants with different salts share nothing. A hit of n
+pages needs the full layers' pages 0 to n - 1 and, of the sliding layers', only those that the window of the next token
+still sees: the longest n for which both are there is taken.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 from microscale.errors import OutOfPages
 
 Key = bytes
+HASH_BYTES = 16
+"""128 bits: among 2**40 pages two collide by chance once in 2**49 tries. Keys are not secret, salts are."""
 NOWHERE = -1
-"""Stands for a page that its owner has dropped."""
+"""In place of a page that its owner has dropped."""
 
 
 class PagePool:
@@ -36,7 +46,7 @@ class PagePool:
         self._owned: dict[Hashable, list[int]] = {}
         self._key_of: dict[int, Key] = {}
         self._page_of: dict[Key, int] = {}
-        # Kept pages, the least recently used first: those that nobody has found again, and those that somebody has.
+        # Kept pages, the least recently used first: those that were never shared, and those that were.
         self._once: OrderedDict[int, None] = OrderedDict()
         self._again: OrderedDict[int, None] = OrderedDict()
         self._found: set[int] = set()
@@ -68,13 +78,9 @@ class PagePool:
                 self._found.add(page)
         self._owned[owner] = pages
 
-    def missing(self, owner: Hashable, total: int) -> int:
-        """Pages that ``grow`` would have to take."""
-        return max(0, total - len(self._owned.get(owner, ())))
-
     def grow(self, owner: Hashable, total: int) -> None:
         """Give ``owner`` pages until it has ``total`` places; all of them or none."""
-        missing = self.missing(owner, total)
+        missing = max(0, total - len(self.pages_of(owner)))
         if missing > self.num_free:
             raise OutOfPages(f"{missing} more KV pages are needed and {self.num_free} of {self.num_pages} are free.")
         self._owned.setdefault(owner, []).extend(self._take() for _ in range(missing))
@@ -149,3 +155,43 @@ class PagePool:
         kept = {*self._once, *self._again}
         if kept - self._key_of.keys() or self._key_of.keys() & set(self._free):
             raise AssertionError("a kept page has no key, or a free one has")
+
+
+@dataclass
+class PageKeys:
+    """The keys of one request's full pages, made as its tokens come. ``salt`` keeps tenants apart."""
+
+    page_size: int
+    salt: str = ""
+    lookahead: int = 0
+    """Tokens after a page that its key covers (``Limits.key_lookahead``)."""
+    _keys: list[Key] = field(default_factory=list)
+
+    def of(self, tokens: Sequence[int], num_pages: int) -> Sequence[Key]:
+        """Keys of the first ``num_pages`` pages, all of which ``tokens`` must fill, and go on by ``lookahead``."""
+        while len(self._keys) < num_pages:
+            start = len(self._keys) * self.page_size
+            before = self._keys[-1] if self._keys else self.salt.encode()
+            page = array("I", tokens[start : start + self.page_size + self.lookahead]).tobytes()
+            self._keys.append(hashlib.blake2b(before + page, digest_size=HASH_BYTES, person=b"kv page").digest())
+        return self._keys[:num_pages]
+
+
+def window_pages(num_pages: int, window: int, page_size: int) -> int:
+    """The first of ``num_pages`` pages that the token after them still sees through ``window``."""
+    first_position = max(0, num_pages * page_size - window + 1)
+    return min(first_position // page_size, num_pages)
+
+
+def longest_hit(keys: Sequence[Key], full: PagePool, sliding: PagePool, window: int, page_size: int) -> int:
+    """How many pages from the start can be reused."""
+    found = 0
+    while found < len(keys) and full.find(keys[found]):
+        found += 1
+    # run: how many sliding pages in a row are there, ending before page n.
+    run, best = 0, 0
+    for n in range(1, found + 1):
+        run = run + 1 if sliding.find(keys[n - 1]) else 0
+        if run >= n - window_pages(n, window, page_size):
+            best = n
+    return best

@@ -1,13 +1,13 @@
 """From logits to the next tokens and their log-probabilities, for all requests of a step at once.
 
-Owns what must be remembered of a request between steps: its seed, how many tokens it has drawn, with penalties which
-tokens it has seen, and with a grammar where it stands in that. The arithmetic is the op ``sampling``.
+Owns the state of a request between steps: its seed, how many tokens it has drawn, with penalties which tokens it has
+seen, and with a grammar the state of its matcher. The arithmetic is the op ``sampling``.
 
 Drafts are verified by sampling. A request with k drafts has k + 1 rows; row i is drawn as the token after its first i
 drafts would be: with the request's own number u for that place, its bias and its grammar's mask there. Drafts are
 accepted as long as they are what was drawn. A draft d is one token, so it is accepted with the probability that the
-model and the request's options give d, and the token drawn in its place otherwise has the distribution of the others:
-rejection sampling. What is more, every token is the one that would have been drawn without drafts.
+model and the request's options give d, and otherwise the token drawn in its place has the distribution of the others:
+rejection sampling. Every token is even the one that would have been drawn without drafts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from microscale.backends.following import follow
 from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
 from microscale.backends.ranks import likeliest
+from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.grammar import Grammars, Matcher
+from microscale.engine.reading import Choice, Found, Reading
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.ahead import Ahead, Layouts
-from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class _Request:
 
     @cached_property
     def plain(self) -> bool:
-        """It takes the likeliest token, whatever was drawn before, and nothing more is asked of it."""
+        """It takes the likeliest token, whatever was drawn before, and has no other options."""
         p = self.params
         changed = p.penalised or p.logit_bias or p.min_tokens or self.matcher is not None
         return p.temperature <= 0 and not p.logprobs and not changed
 
     def bias(self, after: int = 0) -> dict[int, float]:
-        """Of the token after the next ``after`` ones."""
+        """The logit bias of the token after the next ``after`` ones."""
         pairs = dict(self.params.logit_bias)
         if self.drawn + after < self.params.min_tokens:
             pairs |= dict.fromkeys(self.stops, -math.inf)
@@ -78,7 +78,7 @@ class Drawn:
     reading: Reading
     requests: Sequence[_Request]
     drafts: Sequence[Sequence[int]]
-    """Of each request: it has a row more than drafts. Where they are on the device, they are in ``ahead``."""
+    """Of each request, which has one more row than drafts. Where drafts are only on the device, ``ahead`` has them."""
     ahead: Ahead | None
     faults: Mapping[int, str]
     """Rows whose grammar has failed."""
@@ -115,7 +115,7 @@ class Sampler:
         self._layouts = Layouts(device)
 
     def add(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> int:
-        """A new request; gives the number by which it is known here. ``matcher``: of its grammar, if it is made."""
+        """Add a request; gives its number here. ``matcher``: of its grammar, if that is compiled already."""
         params.check_vocab(self._vocab)
         matcher = matcher or self._matcher(params.grammar)
         slot = self._take_slot(prompt) if params.penalised else 0
@@ -143,8 +143,8 @@ class Sampler:
     ) -> Drawn:
         """Queue the sampling of these rows. The tokens are on the device when its turn comes; ``read`` waits for them.
 
-        Requests may be drawn again before they are read, but for those that ``must_read``. ``drafts``: of each request,
-        ``cut`` before; it has a row more for each. ``ahead``: what was drawn last had drafts, or these are on the
+        Requests may be drawn again before they are read, except where ``needs_host``. ``drafts``: of each request,
+        already ``cut``; it has one more row for each. ``ahead``: the last tokens had drafts, or these drafts are on the
         device alone: see ``after``.
         """
         requests = [self._requests[request_id] for request_id in request_ids]
@@ -182,14 +182,15 @@ class Sampler:
         return None
 
     def read(self, drawn: Drawn) -> list[list[Choice]]:
-        """Wait for what was drawn. Of each request one token, and before it the drafts that were accepted."""
+        """Wait for what was drawn. Gives one token for each request, and before it the drafts that were accepted."""
         values = drawn.reading.found()
         found: list[list[Choice]] = []
         at = 0
-        for request, draft, accepted in zip(drawn.requests, drawn.drafts, self._accepted(drawn, values), strict=True):
+        counts = self._accepted(drawn, values) if any(drawn.drafts) else [0] * len(drawn.requests)
+        for request, draft, accepted in zip(drawn.requests, drawn.drafts, counts, strict=True):
             wanted, faults = request.params.logprobs or 0, drawn.faults
             rows = range(at, at + accepted + 1)
-            choices = [values.choice(row, wanted, faults.get(row) if faults else None) for row in rows]
+            choices = [values.choice(row, wanted, faults.get(row)) for row in rows]
             request.drawn += accepted
             if request.matcher is not None:
                 for choice in choices:
@@ -200,7 +201,7 @@ class Sampler:
         return found
 
     def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
-        """Of each request, how many tokens of its draft are what was drawn. A row without a token ends it."""
+        """How many tokens of each request's draft are what was drawn. A row without a token ends it."""
         drafts = drawn.drafts
         if drawn.ahead is not None:
             drafts = [row[: len(draft)] for row, draft in zip(drawn.reading.drafts(), drafts, strict=True)]
@@ -225,8 +226,9 @@ class Sampler:
             draft = draft[: request.matcher.count_allowed(draft)]
         return draft
 
-    def must_read(self, request_id: int, drafted: int = 0) -> bool:
-        """What the request may draw next depends on what it drew, or on how many of so many drafts were accepted."""
+    def needs_host(self, request_id: int, drafted: int = 0) -> bool:
+        """Its next token depends on what the host knows of the last one, or on how many of so many drafts were
+        accepted."""
         request = self._requests[request_id]
         return request.matcher is not None or (drafted > 0 and request.drawn < request.params.min_tokens)
 
@@ -239,7 +241,7 @@ class Sampler:
         if grammar is None:
             return None
         if self.grammars is None:
-            raise Unsupported("This engine knows no vocabulary, so it can follow no grammar.")
+            raise Unsupported("Structured output is unavailable: the engine was started without a tokenizer.")
         return self.grammars.matcher(grammar)
 
     def _allowed(self, rows: Sequence[_Row]) -> tuple[Tensor | None, Mapping[int, str]]:
@@ -348,7 +350,7 @@ def _rows(requests: Sequence[_Request], drafts: Sequence[Sequence[int]]) -> list
 
 
 def _matchers(rows: Sequence[_Row]) -> list[tuple[int, Matcher]]:
-    """Of each row whose request has a grammar: a matcher that stands where the row is drawn."""
+    """For each row whose request has a grammar: a matcher in the state in which the row is drawn."""
     found: list[tuple[int, Matcher]] = []
     for at, row in enumerate(rows):
         if row.request.matcher is None:

@@ -1,4 +1,4 @@
-"""A step that is launched before anybody has read how many drafts the last one accepted: what the device finds out.
+"""A step that is launched before the host has read how many drafts the last one accepted: what the device works out.
 
     last step    own token | draft | draft | draft         drawn in each place; drafts are accepted while they are what
     drawn        a         | b     | c     | d             was drawn a place before

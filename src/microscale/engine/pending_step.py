@@ -1,18 +1,48 @@
-"""Log-probabilities of prompts, from the logits of the steps that compute them."""
+"""A step between its launch and the reading of its tokens, and the log-probabilities of prompts that it computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from microscale.engine.output import Output
-from microscale.engine.request import Finish
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.work import Work
+from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import Drawn, Sampler
+from microscale.engine.work import Work
 from microscale.errors import MicroscaleError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that was launched and whose tokens the host has not read."""
+
+    schedule: list[Work]
+    outputs: list[Output]
+    """Known already: log-probabilities of prompts."""
+    ready: list[tuple[Request, int]]
+    """The requests whose next token it chooses, with their numbers in the sampler."""
+    drawn: Drawn | None
+    last: list[Output]
+    """The last outputs of requests that end with it without a token."""
+    drafted: bool = False
+    """Some request has drafts in it: how far it was computed is known when it is read."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those whose next token it chooses."""
+        return [request for request, _ in self.ready]
+
+    def moved(self, accepted: Mapping[str, Sequence[int]]) -> PendingStep:
+        """The same step, with positions that are known now that the step before it is read."""
+        schedule = [
+            replace(work, first=work.first + len(accepted.get(work.request.request_id, ())), slack=0)
+            for work in self.schedule
+        ]
+        return replace(self, schedule=schedule)
 
 
 def score_prompts(
@@ -36,7 +66,7 @@ def score_prompts(
 def _score(work: Work, values: Tensor, sampler: Sampler) -> Output:
     """The row of a token says how likely the one after it was."""
     request = work.request
-    # A request that was preempted runs its prompt again; what was told is not told twice.
+    # A request that was preempted runs its prompt again; nothing is reported twice.
     first = max(work.first, request.num_scored)
     targets = request.prompt[first + 1 : work.first + work.count + 1]
     rows = values[first - work.first :][: len(targets)]

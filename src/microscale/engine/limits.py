@@ -1,4 +1,4 @@
-"""What a step and the queue may hold."""
+"""Limits of a step and of the queue."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from microscale.errors import BadSetting
 
 SCORED_TOKENS = 64
-"""Prompt tokens of one step whose log-probabilities are wanted, of all requests together: the scheduler gives no more.
-Each has a row of logits, 1.2 MB for gpt-oss, which is turned into a few numbers before the next step."""
+"""The most prompt tokens of one step whose log-probabilities are computed, over all requests. Each has a row of logits,
+1.2 MB for gpt-oss, which is reduced to a few numbers before the next step."""
+SHORT_CONTEXT = 2048
+"""Tokens per sequence that a narrow page table holds."""
+PROMPT_GRAPH_TOKENS = 2048
+"""Larger steps take the GPU longer than the host needs to launch their kernels one by one. An H200 computes 2048 tokens
+of gpt-oss-20b in 22 to 26 ms, and a host needs 26 to 31 for their launches (docs/lab/start.md)."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step and the queue may hold."""
+    """Limits of a step and of the queue."""
 
     page_size: int
     window: int
@@ -24,8 +29,8 @@ class Limits:
     max_queue: int = 1024
     prefix_caching: bool = True
     key_lookahead: int = 0
-    """Tokens after a page that its key covers: 1 where a draft head's rows hold the token after them, so that whoever
-    finds a page goes on with the token that its last row was made with."""
+    """Tokens after a page that its prefix-cache key covers. It is 1 with a draft head whose rows depend on the token
+    after them: then a request that reuses a page continues with the token that its last row was computed with."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "window", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_queue"):

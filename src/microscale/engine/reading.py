@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     """Why its grammar could not be followed."""
 
     def check(self) -> None:
-        """Raise what the request must be told."""
+        """Raise the error that ends the request, if there is one."""
         if self.fault is not None:
             raise BadRequest(self.fault)
         if self.status is Status.NON_FINITE:
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What was sampled, as plain lists, row by row. A ``Choice`` is made of a row that somebody wants."""
+    """What was sampled, as plain lists, row by row. A ``Choice`` is made only of rows that are used."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -45,7 +45,7 @@ class Found:
     top: tuple[list[list[int]], list[list[float]]] | None
 
     def choice(self, row: int, wanted: int, fault: str | None = None) -> Choice:
-        """``wanted``: likeliest tokens."""
+        """``wanted``: how many of the likeliest tokens."""
         top: tuple[tuple[int, float], ...] = ()
         if self.top is not None and wanted:
             ids, values = self.top
@@ -55,56 +55,53 @@ class Found:
 
 
 class Reading:
-    """What was sampled, on its way to the host. On a GPU by a stream of its own, ``side``: the next step, which does
-    without what is read here, need not wait for the copies."""
+    """What was sampled, on its way to the host. On a GPU another stream, ``side``, copies it: the next step does not
+    need what is read here, and does not wait for the copies."""
 
     def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None, drafts: Tensor | None = None) -> None:
-        """``drafts``: that were verified, where the host does not know them."""
-        self._there: torch.cuda.Event | None = None
-        self._drafts: Tensor | None = None
-        if side is None:
-            self._copy(sampled, drafts)
-            return
-        side.wait_stream(torch.cuda.current_stream(side.device))
-        with torch.cuda.stream(side):
-            self._copy(sampled, drafts)
-            self._there = torch.cuda.Event()
-            self._there.record(side)
-
-    def _copy(self, sampled: Sampled, drafts: Tensor | None) -> None:
-        self._drafts = None if drafts is None else _to_host(drafts)
-        top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
-        rows = sampled.tokens.shape[0]
+        """``drafts``: those that were verified, where the host does not know them."""
+        self._copied: torch.cuda.Event | None = None
+        self._drafts = drafts
+        parts: list[Tensor] = []
         if sampled.together is None:
-            own = [_to_host(sampled.tokens), _to_host(sampled.logprobs), _to_host(sampled.status)]
-        else:
-            tokens, logprobs, status = _to_host(sampled.together)[:, :rows]
-            own = [tokens, logprobs.view(torch.float32), status]
-        self._tensors = own + [_to_host(t) for t in top]
+            parts += [sampled.tokens, sampled.logprobs, sampled.status]
+        if sampled.top is not None:
+            parts += [sampled.top.tokens, sampled.top.logprobs]
+        together = sampled.together
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(side.device))
+            with torch.cuda.stream(side):
+                self._drafts = None if drafts is None else _to_host(drafts)
+                together = None if together is None else _to_host(together)
+                parts = [_to_host(part) for part in parts]
+                self._copied = torch.cuda.Event()
+                self._copied.record(side)
+        if together is not None:
+            tokens, logprobs, status = together[:, : sampled.tokens.shape[0]]
+            parts = [tokens, logprobs.view(torch.float32), status, *parts]
+        self._tensors = parts
 
     def found(self) -> Found:
         """The one place where sampling waits for the device."""
-        if self._there is not None:
-            self._there.synchronize()
-        tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens, logprobs, status, *top = [tensor.tolist() for tensor in self._tensors]
         return Found(tokens, logprobs, status, (top[0], top[1]) if top else None)
 
     def drafts(self) -> list[list[int]]:
-        """Of each request, filled up behind its own. What was sampled was ``found`` before."""
-        assert self._drafts is not None  # whoever asks gave them
-        found: list[list[int]] = self._drafts.tolist()
-        return found
+        """The drafts of each request, padded. Call ``found`` first: that waits for the copies."""
+        assert self._drafts is not None  # the caller gave them
+        drafts: list[list[int]] = self._drafts.tolist()
+        return drafts
 
     def choices(self, wanted: Sequence[int]) -> list[Choice]:
-        """Of all rows. ``wanted``: likeliest tokens of each."""
+        """The choice of every row. ``wanted``: how many of the likeliest tokens each has."""
         found = self.found()
         return [found.choice(row, count) for row, count in enumerate(wanted)]
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy that the present stream makes: nobody else may have the memory before that."""
-    if tensor.device.type == "cpu":
-        return tensor
+    """A copy that the current stream makes. The tensor's memory is not reused before that."""
     tensor.record_stream(torch.cuda.current_stream(tensor.device))
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

@@ -1,9 +1,9 @@
 """How many CPU threads of torch a step gets: one, or all.
 
-Threads of one product wait for each other at its end. On a machine that has other work to do one of them may be put
-aside for milliseconds meanwhile, and a decoding step of a small model has hundreds of products of a tenth of that. So a
-step whose products are small gets one thread. Which it is depends on the model and on the number of tokens alone: sums
-are added up in the same order in every run, however busy the machine is.
+The threads of one product wait for each other at its end. On a busy machine one of them may be suspended for
+milliseconds, and a decoding step of a small model has hundreds of products of a tenth of that. So a step whose products
+are small gets one thread. The choice depends only on the model and the number of tokens: sums are added up in the same
+order in every run, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import MoeSpec
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
-from microscale.models.outline import AT_THE_END
 
 MAX_THREADS = 1024
 SMALL_US = 250.0
 """A step whose products, on average, take one core less than this has one thread. The embedded model's do with up to
 114 tokens; gpt-oss-20b's take 1700 with one."""
 CORE_FLOPS, CORE_BYTES = 30e9, 10e9
-"""What one core computes and reads in a second. Rough: a factor of two moves the bound on the tokens by no more."""
+"""What one core computes and reads in a second, roughly. A factor of two moves the bound on the tokens by no more."""
 
 
 @cache
 def all_threads() -> int:
-    """As many as torch was given, before anything here has changed it."""
+    """The number that torch started with, before anything here changed it."""
     return torch.get_num_threads()
 
 
@@ -41,10 +40,11 @@ def check_threads(threads: int | None) -> None:
 
 
 def product_us(plan: Plan, gpu: Gpu, tokens: int) -> float:
-    """How long one core takes for the average product of a step's layers. An expert is two products."""
+    """How long one core takes for the average product of a step's layers, lm_head excluded. An expert is two
+    products."""
     total, products = 0.0, 0
     for op, layer in plan.layers():
-        if op not in ("dense", "moe") or layer in AT_THE_END:
+        if op not in ("dense", "moe") or layer == "lm_head":
             continue
         decision = plan.of(op, layer)[0]
         spec = replace(decision.spec, tokens=tokens)
@@ -55,12 +55,12 @@ def product_us(plan: Plan, gpu: Gpu, tokens: int) -> float:
 
 
 def wanted_threads(plan: Plan, gpu: Gpu, tokens: int, most: int) -> int:
-    """Of a step of so many tokens, where there are ``most``."""
+    """Threads for a step of so many tokens, where there are ``most``."""
     return 1 if product_us(plan, gpu, tokens) < SMALL_US else most
 
 
 class StepThreads:
-    """Gives each step its threads. ``fixed``: the same to all. They stay until the next step: sampling is small too."""
+    """Sets the number of threads before each step; ``fixed``: the same for all. It stays until the next step."""
 
     def __init__(self, plan: Plan, gpu: Gpu, fixed: int | None) -> None:
         most = all_threads()
@@ -72,7 +72,7 @@ class StepThreads:
         self._on = gpu.is_cpu
 
     def give(self, tokens: int) -> None:
-        """Before a step of so many tokens runs. Nothing on a GPU, where the host computes next to nothing."""
+        """Called before a step of so many tokens. Does nothing on a GPU, where the host computes next to nothing."""
         if not self._on:
             return
         threads = self._wanted(tokens)

@@ -11,13 +11,13 @@ and after it, with n drafts accepted,
     both            | …                                 | the next token | n drafts | rejected: pages go back |
                                                         first                       first + 1 + n
 
-A page goes back if it holds rejected drafts alone; in the last one that stays, the request's next tokens overwrite
-them. Published, and so found by others, are full pages of accepted tokens. The window moves with ``first``, so by what
-was accepted. Between steps nobody holds a page without a computed token (``check``), so a pool looks as if there had
-never been a draft.
+A page goes back if it holds only rejected drafts; in the last page that stays, the request's next tokens overwrite
+them. Only full pages of accepted tokens are published, so that others can share them. The window moves with ``first``,
+so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool looks as
+if there had never been a draft.
 
-A step that is launched before the one with drafts is read begins somewhere behind the next token. It holds pages for
-the case that all drafts are accepted; when their number n is known, those that it cannot reach go back:
+A step that is launched before the one with drafts is read begins somewhere after the next token. It holds pages for the
+case that all drafts are accepted; when their number n is known, those that it cannot reach go back:
 
     both            | …                                 | the next token | n drafts | the step after | goes back |
                                                         first                       first + 1 + n
@@ -27,15 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool, longest_hit, window_pages
 from microscale.engine.request import Request
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prefix import longest_hit, window_pages
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 
 
-class Holdings:
+class PageLedger:
     """The pages of an engine's requests."""
 
     def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits) -> None:
@@ -47,7 +46,8 @@ class Holdings:
     def missing(self, request: Request, tokens: int | None = None) -> int:
         """Full pages that a running request has yet to take for so many tokens, or for those that it has."""
         count = len(request.tokens) if tokens is None else tokens
-        return self._full.missing(request.request_id, pages_for(count, self._limits.page_size))
+        held = len(self._full.pages_of(request.request_id))
+        return max(0, -(-count // self._limits.page_size) - held)
 
     def share_prefix(self, request: Request) -> int:
         """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
@@ -82,14 +82,14 @@ class Holdings:
             self._sliding.grow(owner, total)
         return count
 
-    def settle(self, work: Work, accepted: Sequence[int], flying: int = 0) -> None:
+    def settle(self, work: Work, accepted: Sequence[int], pending: int = 0) -> None:
         """A step has computed ``work``, of whose drafts these were accepted: publish full pages, give back the others.
-        ``flying``: tokens behind them that the next step, launched already, computes."""
+        ``pending``: tokens after them that the next step computes, if it is launched already."""
         request, size, ahead = work.request, self._limits.page_size, self._limits.key_lookahead
         request.num_computed = work.first + work.count - len(work.drafts) + len(accepted)
         if work.drafts:
             for pool in self._pools.values():
-                pool.shrink(request.request_id, pages_for(request.num_computed + flying, size))
+                pool.shrink(request.request_id, pages_for(request.num_computed + pending, size))
         # A page whose key covers the token after it waits for that one.
         known = request.num_computed if accepted else len(request.tokens)
         begin = max(work.first - ahead, 0) // size
@@ -117,11 +117,11 @@ class Holdings:
             pool.release(request.request_id)
         request.num_computed = 0
 
-    def check(self, running: Iterable[Request], waiting: Iterable[Request], flying: Sequence[Work] = ()) -> None:
-        """Pools are consistent; who waits holds nothing, and who runs nothing beyond its tokens, those of a step
-        that is ``flying`` among them. Between steps."""
+    def check(self, running: Iterable[Request], waiting: Iterable[Request], pending: Sequence[Work] = ()) -> None:
+        """Between steps: pools are consistent, waiting requests hold no page, and running ones none beyond their
+        tokens, those of a ``pending`` step included."""
         running = list(running)
-        ends = {id(work.request): work.first + work.count for work in flying}
+        ends = {id(work.request): work.first + work.count for work in pending}
         for pool in self._pools.values():
             pool.check()
             for request in waiting:
