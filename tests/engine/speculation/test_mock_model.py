@@ -58,7 +58,7 @@ def all_free(system: System) -> bool:
 
 def step_until_drafted(system: System) -> None:
     """Until a step with drafts runs that was not read."""
-    while system.engine._flight is None or not system.engine._flight.drafted:
+    while system.engine._pending is None or not system.engine._pending.drafted:
         system.step()
 
 

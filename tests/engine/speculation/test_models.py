@@ -5,7 +5,7 @@ happened to its pages in between: equal tokens alone would not show a stale page
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.graphs import Graphs
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.output import Stats
@@ -25,7 +24,6 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
-from microscale.engine.speculation.head_inputs import HeadKey
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.work import Work
@@ -33,6 +31,7 @@ from microscale.hardware.draft_costs import step_curve
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
+from microscale.models.recorded import Step
 from microscale.models.taps import Taps
 from microscale.text.formats import chat_format_for
 from microscale.text.grammar import Schema, Turn
@@ -426,19 +425,19 @@ def test_drafts_are_copied_to_memory_in_one_piece(rows: int, columns: int) -> No
 def test_long_prompts_leave_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each length would have one of its own, of hundreds of megabytes."""
     asked: list[int] = []
-    run = Graphs.run
-
-    def listed(self: Graphs, key: Any, tokens: int, *given: Any, **more: Any) -> Any:
-        if isinstance(key, HeadKey):
-            asked.append(tokens)
-        return run(self, key, tokens, *given, **more)
-
-    monkeypatch.setattr(Graphs, "run", listed)
     model = tiny_model(TINY, 16)
     prompt = [token % model.config.vocab_size for token in range(GRAPH_ROWS + 50)]
     limits = limits_for(model, max_num_batched_tokens=2048, max_model_len=2048)
-    speculation = Speculation(HeadDrafter(tiny_head("eagle3", TINY, 16), 2), 2)
-    engine = assemble(model, limits, dict.fromkeys(LayerKind, 2 * 2048 // 16), speculation=speculation)
+    drafter = HeadDrafter(tiny_head("eagle3", TINY, 16), 2)
+    pages = dict.fromkeys(LayerKind, 2 * 2048 // 16)
+    engine = assemble(model, limits, pages, speculation=Speculation(drafter, 2))
+    run = drafter._graphs.run
+
+    def listed(key: Step, work: Callable[[], Any]) -> Any:
+        asked.append(key.tokens)
+        return run(key, work)
+
+    monkeypatch.setattr(drafter._graphs, "run", listed)
     finish(engine, [Request("r", prompt, SamplingParams(max_tokens=4, ignore_eos=True))])
     assert asked
     assert max(asked) < 8
