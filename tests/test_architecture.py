@@ -30,11 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiling": {"kernels.launch", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
     "models": {"backends.ops", "backends.recording_ops", "formats", "parallel.sharding", "errors"},
-    "parallel": {"errors", "settings"},
+    "parallel": {"errors"},
     "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
     "prove": {"models", "kernels", "compiling", "backends", "formats", "hardware", "errors"},
-    "doctor": {"hardware", "parallel.peer_access", "parallel.peers", "settings", "errors", "version"},
+    "doctor": {"hardware", "errors", "version"},
     "__init__": {"version"},
 }
 # module → what of ours it may not import, where that is shorter to say.

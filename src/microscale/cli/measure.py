@@ -13,14 +13,12 @@ from typer.core import TyperGroup
 
 from microscale import hardware, settings
 from microscale.backends.precision import make_precision
-from microscale.backends.ranks import ALONE
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
 from microscale.bench import moe as bench_moe
 from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
-from microscale.bench.absent_ranks import absent
 from microscale.bench.energy import EnergyMeter
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import JOBS as TUNED
@@ -53,10 +51,8 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
-from microscale.hardware.links import LINKS, named_link
 from microscale.kernels.op import Activations
 from microscale.models.families import LoadFormat
-from microscale.parallel.sharding import Shard
 
 
 class ModelOrCommand(TyperGroup):
@@ -99,16 +95,6 @@ def bench_model(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
-    one_rank_of: Annotated[
-        int,
-        typer.Option(
-            help="Time one rank's part of the model, of so many; its sums cost nothing, or what --link says.", min=1
-        ),
-    ] = 1,
-    link: Annotated[
-        str | None,
-        typer.Option(help=f"--one-rank-of: let sums wait as over this link: {', '.join(LINKS)}."),
-    ] = None,
     card: AsOption = None,
     energy: Annotated[
         bool,
@@ -141,17 +127,11 @@ def bench_model(
         offline=env.offline,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
-        shard=Shard(0, one_rank_of),
     )
     if card is not None and device == "cpu":
         raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
     if energy and tensor_parallel_size > 1:
         raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
-    if one_rank_of > 1 and tensor_parallel_size > 1:
-        raise BadSetting("--one-rank-of times a rank without the others; leave out --tensor-parallel-size.")
-    joined = None if link is None else named_link(link)
-    if joined is not None and one_rank_of == 1:
-        raise BadSetting("--link belongs to --one-rank-of; ranks that are there wait for a link of their own.")
     if card is not None and tensor_parallel_size > 1:
         raise BadSetting("--as plays a card in this process alone; leave out --tensor-parallel-size.")
     show_log()
@@ -160,14 +140,10 @@ def bench_model(
             raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
         meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(prepared.device).uuid}") if energy else None
-        others = ALONE if one_rank_of == 1 else absent(one_rank_of, joined, not prepared.setup.gpu.is_cpu)
-        loaded = load_with_progress(prepared, ranks=others)
+        loaded = load_with_progress(prepared)
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
         if tensor_parallel_size > 1:
             where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
-        if one_rank_of > 1:
-            sums = "without sums" if joined is None else f"sums wait as over {joined.what}"
-            where += f", one rank of {one_rank_of} alone, {sums}"
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.

@@ -16,7 +16,7 @@ from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
 from microscale.models.families import LoadFormat
-from microscale.parallel.nodes import Nodes
+from microscale.parallel.handshake import Nodes
 from microscale.parallel.sharding import WHOLE, Shard
 
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
@@ -63,6 +63,10 @@ class LoadOptions:
                 f"--tensor-parallel-size {self.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "
                 f"{self.nodes.count}."
             )
+
+    def uses_nccl(self, device: torch.device) -> bool:
+        """Whether ranks add up by NCCL, which needs a GPU for each of them, and not by gloo."""
+        return device.type == "cuda" and self.sharing == 1
 
 
 def choose_device(name: str) -> torch.device:

@@ -8,7 +8,7 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.process.messages import EngineConfig
 from microscale.engine.speculation.config import config_text, parse_config
-from microscale.parallel.nodes import Nodes
+from microscale.parallel.handshake import Nodes
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
