@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from microscale.backends.following import NO_TOKEN, follow
 from microscale.engine.engine import AheadRunner
-from microscale.engine.ranks.leading import LeadingRunner
+from microscale.engine.ranks.leader import LeadingRunner
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
