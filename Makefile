@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-links test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -109,9 +109,6 @@ test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU 
 
 test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of the embedded model (ten minutes on two busy cores)
 	$(RAY)/bin/python -m pytest tests/ray
-
-test-links: $(INSTALLED) ## Run one model on two machines with a slow and lossy link between them (some minutes); needs root and TUN
-	$(BIN)/python -m pytest tests/parallel/slow_links.py
 
 # Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:
 # make test-clients ARGS='--only codex'

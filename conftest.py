@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 
 NIGHTLY = (
     "tests/demo",
-    "tests/parallel",
     "tests/lab",
     "packages/ptxproof",
 )

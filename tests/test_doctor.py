@@ -127,28 +127,12 @@ def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.Monkey
     with_driver(monkeypatch, "580.159.03\n")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (1, 0))
     monkeypatch.setattr(hardware, "detect", detect)
     monkeypatch.setattr(hardware, "available_memory", lambda gpu, index: 100 * hardware.GIB)
     assert (
         finding("GPU 0").value == "NVIDIA GB10, SM 12.1 (family sm120), 48 SMs, 100.0 of 120.0 GiB unified memory free"
     )
     assert (finding("GPU 0").status, finding("GPU 1").status) == (Status.OK, Status.NOTE)
-    assert "GPU 1 has no access to the memory of GPU 0" in finding("Sums of ranks").value
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
-    # What torch says of its symmetric memory on a machine without a GPU.
-    assert "GPU 0 shares no memory: SymmetricMemory does not support device type" in finding("Sums of ranks").value
-    monkeypatch.setattr(doctor, "why_unshareable", lambda device, size: None)
-    assert finding("Sums of ranks").value.startswith("2 ranks, up to 64 rows of 5760 bytes: one launch of ours")
-    monkeypatch.setenv("MICROSCALE_PEER_SUMS", "1")
-    assert finding("Sums of ranks").status is Status.OK
-    monkeypatch.setattr(doctor, "why_unshareable", lambda device, size: "out of memory" if device.index else None)
-    assert "GPU 1 shares no memory: out of memory" in finding("Sums of ranks").value
-    assert finding("Sums of ranks").status is Status.BROKEN
-    assert "MICROSCALE_PEER_SUMS=1" in (finding("Sums of ranks").mend or "")
-    monkeypatch.setenv("MICROSCALE_PEER_SUMS", "0")
-    assert "MICROSCALE_PEER_SUMS is off" in finding("Sums of ranks").value
-    assert finding("Sums of ranks").status is Status.OK
 
 
 def one_gb10(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:

@@ -9,25 +9,17 @@ import pytest
 
 from microscale import settings
 from microscale.errors import BadSetting
-from microscale.settings import PeerSums
 
 
 def test_defaults() -> None:
     value = settings.load({"XDG_CACHE_HOME": "/cache"})
-    assert value == settings.Settings(
-        Path("/cache/microscale"), offline=False, debug=False, vllm=True, peer_sums=PeerSums.WHERE_POSSIBLE
-    )
+    assert value == settings.Settings(Path("/cache/microscale"), offline=False, debug=False, vllm=True)
 
 
 def test_values() -> None:
     value = settings.load({"MICROSCALE_CACHE_DIR": "/x", "MICROSCALE_OFFLINE": "yes", "MICROSCALE_DEBUG": "1"})
-    assert value == settings.Settings(
-        Path("/x"), offline=True, debug=True, vllm=True, peer_sums=PeerSums.WHERE_POSSIBLE
-    )
+    assert value == settings.Settings(Path("/x"), offline=True, debug=True, vllm=True)
     assert not settings.load({"MICROSCALE_VLLM": "off"}).vllm
-    assert settings.load({"MICROSCALE_PEER_SUMS": "0"}).peer_sums is PeerSums.OFF
-    assert settings.load({"MICROSCALE_PEER_SUMS": "on"}).peer_sums is PeerSums.REQUIRED
-    assert settings.load({"MICROSCALE_PEER_SUMS": " "}).peer_sums is PeerSums.WHERE_POSSIBLE
     assert settings.load({"HF_HUB_OFFLINE": "1"}).offline
 
 

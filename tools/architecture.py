@@ -31,10 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels.compiling": {"kernels.launch", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
     "models": {"backends.ops", "backends.recording_ops", "formats", "parallel.sharding", "errors"},
-    "parallel": {"errors", "settings"},
-    "engine": {"models", "backends", "kernels.compiling", "parallel", "hardware", "settings", "errors"},
+    "parallel": {"errors"},
+    "engine": {"models", "backends", "kernels.compiling", "parallel", "hardware", "settings", "errors", "version"},
     "server": {"engine", "text", "settings", "errors", "version"},
-    "doctor": {"hardware", "parallel.peer_access", "parallel.peers", "settings", "errors", "version"},
+    "doctor": {"hardware", "errors", "version"},
     "__init__": {"version"},
 }
 # Part of the core → what of the core it may not import, where that list is shorter.

@@ -18,25 +18,15 @@ from typing import Any
 
 import torch
 
-from microscale import hardware, settings
+from microscale import hardware
 from microscale.errors import Unsupported
-from microscale.hardware.sums import PEER_WORLDS, Joined, sums_table, sums_text
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
-from microscale.parallel.peer_access import why_unmapped
-from microscale.parallel.peers import why_unshareable
-from microscale.settings import PEER_SUMS_OFF, PeerSums
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
 # A line of the metadata of ours: what the extra ``server`` needs, and from which version on.
 SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
-
-
-SUM_BYTES = 5760
-"""Of one token's row in a sum of gpt-oss's ranks."""
-TRIED_BYTES = 1 << 20
-"""That each GPU is to share, for seeing whether it can."""
 
 
 class Status(StrEnum):
@@ -173,38 +163,6 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
         yield _triton_faults(gpu, f"GPU {index}")
 
 
-def _sums() -> Finding:
-    """How ranks of one model on this machine would add up, a GPU for each where there are several."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    world = max((each for each in PEER_WORLDS if each <= count), default=2)
-    asked = settings.load().peer_sums
-    unmapped = "this machine has one GPU" if count == 1 else None
-    if asked is PeerSums.OFF:
-        unmapped = PEER_SUMS_OFF
-    elif count > 1:
-        unmapped = _unmapped(world)
-    joined = Joined(world, on_gpus=count > 0, own_gpus=count > 1, unmapped=unmapped)
-    told = f"{world} ranks, {sums_text(sums_table(joined, SUM_BYTES), SUM_BYTES)}"
-    if asked is PeerSums.REQUIRED and count and joined.refuses_peers() is not None:
-        mend = "MICROSCALE_PEER_SUMS=1 makes an error of this; without it the library adds up."
-        return Finding("Sums of ranks", Status.BROKEN, told, mend)
-    return Finding("Sums of ranks", Status.OK, told)
-
-
-def _unmapped(world: int) -> str | None:
-    """Why the first GPUs do not see each other's memory: by the driver's word, then by trying what one process can."""
-    devices = [torch.device("cuda", index) for index in range(world)]
-    for device in devices:
-        reason = why_unmapped(device, list(range(world)))
-        if reason is not None:
-            return reason
-    for device in devices:
-        reason = why_unshareable(device, TRIED_BYTES)
-        if reason is not None:
-            return f"GPU {device.index} shares no memory: {reason}"
-    return None
-
-
 def _memory() -> Finding:
     total, available = (size / hardware.GIB for size in hardware.system_memory())
     return Finding("Memory", Status.OK, f"{available:.1f} of {total:.1f} GiB available")
@@ -221,7 +179,6 @@ def examine() -> list[Finding]:
         _ptxas(),
         driver,
         *_gpus(driver.status is Status.OK),
-        _sums(),
         _memory(),
     ]
 

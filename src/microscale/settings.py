@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 
 from microscale.errors import BadSetting
@@ -21,19 +20,6 @@ SPIN_COUNT = "1000"
 milliseconds, and where another program wants the core every product of a small model waits that long. The embedded
 model on two cores beside three busy processes: 0.5 to 5 tokens/s, 15 to 32 with this; alone 71 to 115, 75 to 101.
 """
-
-
-class PeerSums(StrEnum):
-    """Whether ranks on GPUs add up through each other's memory."""
-
-    OFF = "off"
-    WHERE_POSSIBLE = "where possible"
-    REQUIRED = "required"
-    """Ranks that cannot end with an error."""
-
-
-PEER_SUMS_OFF = "MICROSCALE_PEER_SUMS is off"
-"""Why ranks do not, where that is why."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +34,6 @@ class Settings:
     """``MICROSCALE_DEBUG``: show tracebacks for errors that are otherwise one sentence."""
     vllm: bool
     """``MICROSCALE_VLLM``: whether the plug-in takes over vLLM's experts; on unless it says off."""
-    peer_sums: PeerSums
-    """``MICROSCALE_PEER_SUMS``: off, required, or, without it, where possible."""
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -64,12 +48,6 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
 def _on(env: Mapping[str, str], name: str) -> bool:
     """A flag that is on unless it says off."""
     return not env.get(name, "").strip() or _flag(env, name)
-
-
-def _peer_sums(env: Mapping[str, str]) -> PeerSums:
-    if not env.get("MICROSCALE_PEER_SUMS", "").strip():
-        return PeerSums.WHERE_POSSIBLE
-    return PeerSums.REQUIRED if _flag(env, "MICROSCALE_PEER_SUMS") else PeerSums.OFF
 
 
 def _cache_base(env: Mapping[str, str]) -> Path:
@@ -94,13 +72,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         offline=_flag(env, "MICROSCALE_OFFLINE") or _flag(env, "HF_HUB_OFFLINE"),
         debug=_flag(env, "MICROSCALE_DEBUG"),
         vllm=_on(env, "MICROSCALE_VLLM"),
-        peer_sums=_peer_sums(env),
     )
-
-
-def overlapping_devices(env: Mapping[str, str] | None = None) -> bool:
-    """Whether torch was told that ranks on one GPU may map each other's memory, which is for tests."""
-    return _flag(os.environ if env is None else env, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES")
 
 
 @dataclass(frozen=True)

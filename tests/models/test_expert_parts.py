@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Activations, Ops, Preference, recording
-from microscale.backends.ranks import Absent
+from microscale.backends.ranks import NoSums
 from microscale.engine.config import EngineConfig
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
@@ -117,7 +117,7 @@ def test_a_left_sum_changes_no_bit(name: str, rows: int | None) -> None:
 
 def test_ranks_that_sum_get_the_experts_sum() -> None:
     """With others there, one rank's sum goes to them first."""
-    _, _, left = run(load("gpt-oss-20b"), MOST, None, Absent(2))
+    _, _, left = run(load("gpt-oss-20b"), MOST, None, NoSums(2))
     assert left == [[], [], []]
 
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from microscale import hardware
 from microscale.backends.ops import Activations, AttentionBatch, DenseWeights, Logits, Ops, Preference
-from microscale.backends.peer_ranks import shape_ranks
-from microscale.backends.ranks import Absent
-from microscale.kernels.launch import recording
+from microscale.backends.ranks import NoSums
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, Llama3Rope, head_rope_table
 from microscale.models.draft_heads.dflash import DFlash
@@ -100,7 +98,7 @@ def built(device: torch.device) -> tuple[Tensor, ...]:
 def chosen(device: torch.device) -> Tensor:
     numbers = torch.zeros((3, 4), device=device)
     logits = Logits(torch.zeros((3, 256), device=device), numbers, numbers.int(), numbers, 64)
-    return likeliest_of_ranks(logits, replace(TINY, shard=Shard(1, 2)), Absent(2))
+    return likeliest_of_ranks(logits, replace(TINY, shard=Shard(1, 2)), NoSums(2))
 
 
 CASES: dict[str, Callable[[torch.device], Made]] = {
@@ -135,12 +133,3 @@ def test_without_memory_it_is_the_same_shape(name: str) -> None:
     shape = CASES[name](META)
     assert all(each.is_meta for each in (shape if isinstance(shape, tuple) else (shape,)))
     assert described(shape) == described(CASES[name](CPU))
-
-
-def test_without_memory_ranks_still_add_up_what_they_tell() -> None:
-    """That sum is a kernel, which is listed."""
-    numbers = torch.zeros((1, 4), device=META)
-    logits = Logits(torch.zeros((1, 256), device=META), numbers, numbers.int(), numbers, 64)
-    with recording() as found:
-        likeliest_of_ranks(logits, replace(TINY, shard=Shard(0, 2)), shape_ranks(2))
-    assert [kernel.short_name for kernel in found] == ["sum_rows"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.peer_ranks import shape_ranks
-from microscale.backends.ranks import ALONE, Absent, Ranks
+from microscale.backends.ranks import ALONE, NoSums, Ranks
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, taken_by
 from microscale.models.config import LayerKind
@@ -77,7 +76,5 @@ def test_a_projection_that_norms_has_a_sum_to_read(name: str, card: str) -> None
     assert not norms & parts
 
 
-def test_a_sum_over_ranks_keeps_its_own_norm() -> None:
-    """It is one launch with the sum; where a library sums, the projection norms."""
-    assert BOTH not in launches("gpt-oss-20b", 1, ranks=shape_ranks(2))
-    assert launches("gpt-oss-20b", 1, ranks=Absent(2)).count(BOTH) == 1
+def test_a_projection_norms_a_sum_over_ranks() -> None:
+    assert launches("gpt-oss-20b", 1, ranks=NoSums(2)).count(BOTH) == 1

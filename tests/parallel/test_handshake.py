@@ -11,9 +11,8 @@ import pytest
 
 from microscale import settings
 from microscale.cli.nodes import nodes_of, under_torchrun
-from microscale.engine.ranks.nodes import connect, gather, listen
 from microscale.errors import BadMessage, BadSetting, RankFailed
-from microscale.parallel.handshake import admit, introduce, read_secret
+from microscale.parallel.handshake import accept, admit, connect, introduce, listen, read_secret
 
 SECRET, OTHER = b"a secret of some length", b"another of some length"
 HERE = "127.0.0.1"
@@ -92,7 +91,7 @@ def test_strangers_are_turned_away_and_ranks_come_in() -> None:
         found: list[socket.socket] = []
         thread = threading.Thread(target=come)
         thread.start()
-        ranks = gather(server, {1, 2}, SECRET)
+        ranks = accept(server, {1, 2}, SECRET)
         thread.join()
         assert sorted(ranks) == [1, 2]
         assert len(failures) == 1
@@ -101,8 +100,8 @@ def test_strangers_are_turned_away_and_ranks_come_in() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with listen(HERE, 0) as server, pytest.raises(RankFailed, match=r"Rank 3 did not come within 0 s"):
-        gather(server, {3}, SECRET, within_s=0.1)
+    with listen(HERE, 0) as server, pytest.raises(RankFailed, match=r"Rank 3 did not connect within 0 s"):
+        accept(server, {3}, SECRET, within_s=0.1)
 
 
 def test_a_leader_that_is_not_there_is_told() -> None:

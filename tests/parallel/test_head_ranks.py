@@ -1,12 +1,10 @@
-"""A draft head behind a target that is spread over ranks: the guesses of one rank, and with them its tokens."""
+"""A draft head whose target is split over ranks drafts what it drafts on one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from msgspec import structs
@@ -15,22 +13,12 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, Ops
 from microscale.backends.ranks import summarise
 from microscale.engine.config import EngineConfig
-from microscale.engine.loading.drafting import load_head
-from microscale.engine.loading.load import load
-from microscale.engine.loading.prepare import prepare, prepare_team
-from microscale.engine.pages import PagePool
-from microscale.engine.ranks import messages as wire
-from microscale.engine.ranks.mirror import HeldPages, Mirror, Teller
-from microscale.engine.ranks.team import RankTeam
-from microscale.engine.request import Request
-from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.work import Work
-from microscale.errors import BadMessage
 from microscale.explain.report import Question, explain
 from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
-from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
+from microscale.models.config import OWN_FORMATS, HeadFormats
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
@@ -38,63 +26,13 @@ from microscale.models.draft_heads.layer import FULL
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary
-from support.demo_prompts import demo_model, demo_prompts
+from support.demo_prompts import demo_model
 from support.heads import bound, random_config
-from support.ranks import Run, check_same, run_engine
 from support.thread_ranks import ThreadRank, run_ranks
 
 EAGLE3 = SpeculativeConfig("eagle3", 3)
 DEMO = EngineConfig("demo", device="cpu", speculative=EAGLE3)
 PAGES = 4
-GREEDY = SamplingParams(8, ignore_eos=True, logprobs=5)
-
-
-def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
-    alone = prepare(DEMO)
-    one = load(alone)
-    assert alone.head is not None
-    whole_head = load_head(alone.head, one)
-    prompts = [prompt[:20] for prompt in demo_prompts(3)]
-    shared = prompts[1] * 2
-    runs = {
-        # In chunks the head reads the token after a chunk, which the other ranks must be told.
-        "chunks of 8, scored prompts, a seed": Run(
-            prompts,
-            [GREEDY, structs.replace(GREEDY, prompt_logprobs=0), structs.replace(GREEDY, temperature=0.9, seed=5)],
-            step_tokens=8,
-            speculative=EAGLE3,
-        ),
-        "a prefix that is found again": Run(
-            [shared, [*shared, 9, 10]], [structs.replace(GREEDY, max_tokens=6)] * 2, sequences=1, speculative=EAGLE3
-        ),
-        "ngram beside a head that rests": Run(
-            [[7, 8, 9, 10, 7, 8, 9, 10, 7, 8]],
-            [GREEDY],
-            speculative=SpeculativeConfig("ngram", 4, prompt_lookup_max=3, prompt_lookup_min=1),
-        ),
-    }
-    team = RankTeam(structs.replace(DEMO, tensor_parallel_size=2))
-    prepared = prepare_team(team)
-    try:
-        two = load(prepared)
-        assert prepared.head is not None
-        head = load_head(prepared.head, two)
-        for name, run in runs.items():
-            drafts = run.speculative is EAGLE3
-            ahead, _ = run_engine(one, run, head=whole_head if drafts else None)
-            wanted, engine = run_engine(one, run, head=whole_head if drafts else None, read_drafts=True)
-            found, both = run_engine(two, run, team, head if drafts else None)
-            check_same(name, wanted, found)
-            check_same(name, ahead, found)
-            assert both.stats() == engine.stats(), name  # as many drafts, and as many of them accepted
-            assert both.stats().num_accepted_tokens > 0, name
-        # Of lm_head a rank has its rows; of the rest of the head everything.
-        whole, each = alone.memory.by_kind(), [memory["draft_head"] for memory in team.memory]
-        config = prepared.head.config
-        lm_head = 2 * config.layer.hidden * config.reads.vocab_size
-        assert each == [whole["draft_head"] - lm_head // 2] * 2
-    finally:
-        team.close()
 
 
 def part_of(config: HeadConfig, shard: Shard, make: RandomTensors) -> Any:
@@ -209,32 +147,6 @@ def test_ranks_must_have_one_draft_head() -> None:
     narrow = prepare(structs.replace(DEMO, speculative=replace(EAGLE3, quantization="mxfp8"))).fingerprint()
     own = prepare(DEMO).fingerprint()
     assert {key for key in own if own[key] != narrow[key]} == {"draft head's formats"}
-
-
-def test_where_a_scored_prompt_goes_on_is_told() -> None:
-    """A chunk in the midst of a scored prompt gives logits, and the token after it is not due."""
-    pools = {kind: PagePool(8) for kind in LayerKind}
-    mirror = Mirror({kind: HeldPages(8) for kind in LayerKind})
-    request = Request("r", [5, 6, 7, 8, 9], SamplingParams(1, prompt_logprobs=0))
-    [work] = mirror.schedule(Teller(pools).step(1, [Work(request, 0, 3)], ahead=False))
-    assert (work.num_logits, work.wants_logits) == (3, False)
-    assert work.request.tokens == [5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("change", [{"drawn": -1}, {"drew": [-1]}, {"most": None}])
-def test_a_draft_message_is_bounded(change: dict[str, Any], refused: Callable[[bytes], None]) -> None:
-    good = msgspec.to_builtins(wire.Draft(3, (0, None), 1, 2))
-    assert wire.decode_for_follower(msgspec.msgpack.encode(good)) == wire.Draft(3, (0, None), 1, 2)
-    refused(msgspec.msgpack.encode(good | change))
-
-
-@pytest.fixture
-def refused() -> Callable[[bytes], None]:
-    def refused(payload: bytes) -> None:
-        with pytest.raises(BadMessage):
-            wire.decode_for_follower(payload)
-
-    return refused
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3"])

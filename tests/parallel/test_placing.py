@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from msgspec.structs import replace
 
@@ -23,16 +20,16 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, explain, render
 from microscale.hardware import known
 from microscale.models.families import PRESETS
-from microscale.parallel.nodes import Nodes
+from microscale.parallel.handshake import Nodes
 from microscale.parallel.sharding import Shard
-from microscale.parallel.transport import Transport
+from microscale.version import __version__
 
 DEMO = EngineConfig("demo", device="cpu")
 
 
 def test_ranks_on_a_cpu_share_threads_and_memory() -> None:
     placed = place(replace(DEMO, threads=8), 2)
-    assert (placed.devices, placed.transport, placed.sharing) == (("cpu", "cpu"), Transport.GLOO, 2)
+    assert (placed.devices, placed.sharing) == (("cpu", "cpu"), 2)
     assert placed.threads == 8
     assert (place(DEMO, 64).threads or 0) == 1
 
@@ -56,20 +53,10 @@ def test_options_travel_to_other_ranks_as_they_are() -> None:
     options = replace(
         DEMO, hf_overrides={"num_hidden_layers": 2}, speculative=SpeculativeConfig("ngram", 3), tensor_parallel_size=2
     )
-    join = wire.Join(wire.VERSION, 1, 2, "gloo", "", options, "cpu", 0, 2)
+    join = wire.Join(__version__, 1, 2, options, "cpu", 2)
     assert options_of(join) == replace(options, shard=Shard(1, 2), sharing=2)
     (payload,) = FrameReader().feed(wire.encode(join))
     assert wire.decode_for_follower(payload) == join
-
-
-def test_one_rank_is_loaded_without_the_ranks_messages() -> None:
-    code = (
-        "import sys; import microscale.engine.loading.build, microscale.engine.generate;"
-        "late = ('microscale.parallel.group', 'microscale.engine.ranks');"
-        "print([name for name in sys.modules if name.startswith(late)])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
@@ -92,9 +79,9 @@ def test_explain_says_what_one_rank_holds(model: str, ranks: int) -> None:
     assert "tensor_parallel" not in whole.to_json()
 
 
-@pytest.mark.slow
-def test_kernels_of_a_rank_can_be_recorded() -> None:
+def test_a_rank_lists_the_kernel_that_adds_up_its_experts() -> None:
+    """One rank alone leaves that sum to the next norm; several ranks need it before theirs."""
     setup = Setup(known("h200"), Activations.BF16, Preference(), EXACT)
-    config = PRESETS["gpt-oss-120b"].sharded(Shard(0, 4))
-    names = {kernel.label for kernel in recorded(config, setup, 16, max_tokens=64)}
-    assert len(names) > 10
+    config = PRESETS["gpt-oss-20b"].sharded(Shard(0, 2))
+    names = {kernel.short_name for kernel in recorded(config, setup, 16, max_tokens=8)}
+    assert "combine" in names

@@ -1,8 +1,10 @@
-"""Engines on several ranks in tests: who runs what, and when two runs said the same."""
+"""Engines on several ranks in tests, and whether two runs gave the same tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +15,12 @@ from microscale.engine.grammar import Vocabulary
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.load import load
-from microscale.engine.loading.prepare import prepare_team
+from microscale.engine.loading.prepare import Prepared, prepare_team
 from microscale.engine.loading.team import Team
-from microscale.engine.ranks.command import COMMAND
-from microscale.engine.ranks.team import RankTeam
+from microscale.engine.ranks.__main__ import follow
+from microscale.engine.ranks.leader import RankTeam
+from microscale.engine.ranks.messages import Link
+from microscale.engine.ranks.processes import Peer
 from microscale.engine.ranks.watch import Patience
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -25,28 +29,39 @@ from microscale.engine.speculation.speculation import Speculation
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
-from support.child import as_process
 
 NEAR = 1e-3
-"""Log-probabilities that sums of float32 in another order may move to each other's other side."""
+"""Log-probabilities this close may swap places when float32 numbers are added in another order."""
+FOLLOWER = "follower"
+PATIENT = Patience(3600.0, 3600.0)
+"""Threads send no heartbeats, and a busy machine is no fault."""
 
 
-def odd_command(oddity: str) -> tuple[str, ...]:
-    """A rank that behaves oddly: see ``odd_rank``."""
-    return as_process("support.odd_rank", oddity)
+def thread_rank(rank: int) -> Peer:
+    """A follower in a thread of this process, with its real messages, group and runner: it need not import torch."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=follow, args=(Link(theirs),), daemon=True, name=FOLLOWER).start()
+    return Peer(rank, Link(ours), where="thread")
 
 
 @contextmanager
-def ranks(
-    options: EngineConfig, command: tuple[str, ...] = COMMAND, patience: Patience | None = None
-) -> Iterator[tuple[AnyModel, RankTeam]]:
+def ranks(options: EngineConfig, start: Callable[[int], Peer] = thread_rank) -> Iterator[tuple[Prepared, AnyModel]]:
     """A model that is loaded on several ranks, of which this process is the first."""
-    team = RankTeam(options, command, patience)
-    prepared = prepare_team(team)
+    with prepared_ranks(options, start) as prepared:
+        yield prepared, load(prepared)
+
+
+@contextmanager
+def prepared_ranks(options: EngineConfig, start: Callable[[int], Peer] = thread_rank) -> Iterator[Prepared]:
+    before = threading.enumerate()
+    prepared = prepare_team(RankTeam(options, start, PATIENT))
     try:
-        yield load(prepared), team
+        yield prepared
     finally:
-        team.close()
+        prepared.close()
+        for thread in threading.enumerate():
+            if thread.name == FOLLOWER and thread not in before:
+                thread.join(60)
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,7 @@ class ThreadRank:
             total = total + other
         return total.to(part.dtype)
 
-    def fuses(self, part: Tensor) -> bool:
-        return False
-
-    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def uncapturable(self, tokens: int) -> str | None:
-        return None
+    uncapturable = None
 
 
 def run_ranks(world: int, work: Callable[[ThreadRank, int], T]) -> list[T]:

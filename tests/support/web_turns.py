@@ -62,5 +62,5 @@ def plan_document(model: str = "gpt-oss-20b", card: str = "rtx5090") -> str:
     setup = Setup(hardware.known(card), Activations.BF16)
     shape = outline(model, config, setup.activations, 16, config.max_context)
     plan = make_plan(model, shape.uses, setup)
-    memory = reckon(shape, plan, setup, Workload(sequences=64, peer_buffer=8 << 20))
+    memory = reckon(shape, plan, setup, Workload(sequences=64))
     return describe(plan, EXACT, memory, PAGES)

@@ -107,7 +107,7 @@ class Ops:
 
     def uncapturable(self, tokens: int) -> str | None:
         """Why no CUDA graph can hold a step with up to so many tokens; ``None`` where one can."""
-        return uncapturable(self.plan, tokens) or self.ranks.uncapturable(tokens)
+        return uncapturable(self.plan, tokens) or self.ranks.uncapturable
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
         return self._moe(

@@ -1,7 +1,4 @@
-"""What a model asks of the other ranks that hold its other parts: sums. One rank alone asks nobody.
-
-And what is drawn from a vocabulary that is spread over ranks, where each says only the largest logit of its rows.
-"""
+"""Sums over the ranks that hold the parts of a model, and greedy sampling from a vocabulary that is split over them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.errors import Unsupported
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling.spec import Sampled, Status
@@ -19,53 +15,34 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """All ranks call the same methods in the same order; see ``parallel/group.Group``."""
-
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum over all ranks, the same bits on each. ``part`` may be overwritten."""
+    """All ranks call ``sum`` with the same shapes in the same order; see ``parallel/group.Group``."""
 
     @property
     def world(self) -> int: ...
 
-    def fuses(self, part: Tensor) -> bool:
-        """Whether ``sum_add_norm`` takes this part, in one launch."""
-
-    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """The sum, added to the residual stream: its norm times ``weight``, and the stream. Where ``fuses`` says so."""
-
-    def uncapturable(self, tokens: int) -> str | None:
-        """Why no CUDA graph can hold the sums of a step of so many tokens; ``None`` where one can."""
-
-
-class Alone:
-    """One rank that holds everything: nothing is launched."""
-
-    world = 1
+    @property
+    def uncapturable(self) -> str | None:
+        """Why no CUDA graph can hold a sum; ``None`` where one can."""
 
     def sum(self, part: Tensor) -> Tensor:
-        return part
-
-    def fuses(self, part: Tensor) -> bool:
-        return False
-
-    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        raise Unsupported("One rank adds up nothing; ask fuses first.")
-
-    def uncapturable(self, tokens: int) -> str | None:
-        return None
+        """The sum over all ranks, with the same bits on each. ``part`` may be overwritten."""
 
 
-class Absent(Alone):
-    """Others that are not there: one rank's part runs alone, with sums that cost nothing. What comes out means
-    nothing."""
+class NoSums:
+    """Nothing is added up: one rank holds everything, or the kernels of one rank of several are only listed."""
+
+    uncapturable = None
 
     def __init__(self, world: int) -> None:
         self.world = world
 
+    def sum(self, part: Tensor) -> Tensor:
+        return part
 
-ALONE = Alone()
 
-__all__ = ["ALONE", "Absent", "Alone", "Ranks", "as_one_block", "likeliest", "summarise"]
+ALONE = NoSums(1)
+
+__all__ = ["ALONE", "NoSums", "Ranks", "as_one_block", "likeliest", "summarise"]
 
 
 def as_one_block(logits: Logits) -> tuple[Tensor, Tensor, Tensor]:

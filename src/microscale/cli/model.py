@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from microscale.backends.ops import Ranks
-from microscale.backends.ranks import ALONE
 from microscale.cli.bars import loading_bar
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
@@ -12,10 +10,10 @@ from microscale.models.families import AnyModel
 from microscale.models.recorded import Wanted
 
 
-def load_with_progress(prepared: Prepared, wanted: Wanted | None = None, ranks: Ranks = ALONE) -> AnyModel:
+def load_with_progress(prepared: Prepared, wanted: Wanted | None = None) -> AnyModel:
     """Load a model while its kernels are made ready, and show how much is there, and how fast it comes.
 
-    ``wanted``: what will be run; without it, greedy steps as large as the workload has them. ``ranks``: see ``load``.
+    ``wanted``: what will be run; without it, greedy steps as large as the workload has them.
     """
     workload = prepared.memory.workload
     wanted = wanted or Wanted(workload.step_tokens, workload.sequences)
@@ -26,4 +24,4 @@ def load_with_progress(prepared: Prepared, wanted: Wanted | None = None, ranks: 
                 tell(done, total, "kernels")
 
         with kernels_ready(prepared, None, on_kernels, wanted):
-            return load(prepared, lambda done, total: tell(done, total, "bytes"), ranks)
+            return load(prepared, lambda done, total: tell(done, total, "bytes"))

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from microscale.errors import BadSetting
-from microscale.parallel.handshake import read_secret
-from microscale.parallel.nodes import Nodes
+from microscale.parallel.handshake import Nodes, read_secret
 from microscale.settings import Torchrun
 
 NnodesOption = Annotated[int, typer.Option(help="Machines that share the model: docs/parallel.md.", min=1)]
@@ -65,7 +64,7 @@ def run_node(model: str, ranks: Ranks, nodes: Nodes, device: str) -> int:
     world, node_rank = ranks.world, ranks.node_rank
     if world % nodes.count:
         raise BadSetting(f"--tensor-parallel-size {world} ranks cannot be spread evenly over --nnodes {nodes.count}.")
-    own = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
-    module = importlib.import_module("microscale.engine.ranks.node")
-    status: int = module.run_node(model, world, nodes, node_rank, own)
+    gpu = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
+    module = importlib.import_module("microscale.engine.ranks.processes")
+    status: int = module.run_node(model, world, nodes, node_rank, gpu)
     return status

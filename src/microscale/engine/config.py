@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.parallel.nodes import Nodes
+from microscale.parallel.handshake import Nodes
 from microscale.parallel.sharding import WHOLE, Shard
 
 MAX_TEXT = 4096  # characters of one option

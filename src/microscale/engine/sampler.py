@@ -158,7 +158,7 @@ class Sampler:
             allowed, faults = self._allowed(rows)
             batch = self._batch(rows, allowed, ahead)
         if blocks is not None and logits.shape[1] < self._vocab:
-            # Of several ranks, whose logits stayed where they are: see ``engine/ranks/gathering``.
+            # Of several ranks, whose logits stayed where they are: see ``engine/ranks/steps``.
             changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
             if batch.draws or batch.top_logprobs or changed:
                 raise AssertionError("these rows need all logits")

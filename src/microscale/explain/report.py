@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from microscale import hardware, settings
+from microscale import hardware
 from microscale.backends import registry
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.forecast import Forecast, forecast
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
-from microscale.backends.peer_ranks import peer_bytes
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
@@ -27,18 +24,14 @@ from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
-from microscale.hardware import Gpu
 from microscale.hardware.links import Link, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
-from microscale.hardware.sums import Joined, Sums, sums_table, why_no_peers
 from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
-from microscale.parallel.peer_access import why_unmapped
 from microscale.parallel.sharding import Shard
-from microscale.settings import PEER_SUMS_OFF, PeerSums
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -84,8 +77,6 @@ class Report:
     """What others say of their engines, on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
-    joined: Joined
-    """How the ranks are, one on each such card; those of one machine where it holds so many."""
     drafts: DraftsReport | None = None
     """Whether drafts pay, where that was asked."""
 
@@ -109,33 +100,23 @@ class Report:
         """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
         if self.question.tensor_parallel_size == 1:
             return {}
-        told = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
-        sums = {"sums": [line.to_json() for line in self.sums]}
+        ranks = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
         link = {} if self.link is None else {"link": self.link.what, "source": self.link.source}
         joined = {"with_sums": [point.to_json() for point in self.joined_points]}
-        return {"tensor_parallel": {**told, **sums, **link, **joined}}
+        return {"tensor_parallel": {**ranks, **link, **joined}}
 
     @property
     def link(self) -> Link | None:
         """Between such cards; ``None`` for one rank, and on a CPU."""
-        return None if self.joined.world == 1 else link_between(self.setup.gpu)
+        return None if self.question.tensor_parallel_size == 1 else link_between(self.setup.gpu)
 
     @property
     def joined_points(self) -> list[JoinedPoint]:
         """What the ranks reach together."""
         link = self.link
-        how = (self.joined.world, self.sums_a_step, self.row_bytes, STEP_TOKENS)
+        row_bytes = self.outline.hidden * self.setup.activation_size
+        how = (self.question.tensor_parallel_size, self.sums_a_step, row_bytes, STEP_TOKENS)
         return [] if link is None else [with_sums(point, link, *how) for point in self.points]
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one token's row in a sum."""
-        return self.outline.hidden * self.setup.activation_size
-
-    @property
-    def sums(self) -> list[Sums]:
-        """Which way sums go between cards like this one, one for each rank."""
-        return sums_table(self.joined, self.row_bytes)
 
     @property
     def sums_a_step(self) -> int:
@@ -199,9 +180,6 @@ def explain(question: Question) -> Report:
         opened = find_head(drafter, question.model, config, offline=question.offline)
         head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)
-    joined = _joined(gpu, question)
-    if shard.world > 1 and joined.refuses_peers() is None:
-        workload = replace(workload, peer_buffer=peer_bytes(shard.world))
     shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
@@ -218,17 +196,7 @@ def explain(question: Question) -> Report:
     drafts = None
     if drafter is not None:
         drafts = explain_drafts(drafter, shape, plan, setup, context, head, fits, shard.world)
-    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, joined, drafts)
-
-
-def _joined(gpu: Gpu, question: Question) -> Joined:
-    """Ranks on cards like this one: what is known of the card, or of this machine's own where that has so many."""
-    world, unmapped = question.tensor_parallel_size, why_no_peers(gpu)
-    if settings.load().peer_sums is PeerSums.OFF:
-        unmapped = PEER_SUMS_OFF
-    elif question.gpu is None and not gpu.is_cpu and torch.cuda.device_count() >= world > 1:
-        unmapped = why_unmapped(torch.device("cuda:0"), list(range(world)))
-    return Joined(world, not gpu.is_cpu, unmapped=unmapped)
+    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -13,7 +13,6 @@ from microscale.engine.prediction.points import Point
 from microscale.explain.report import Report
 from microscale.hardware.known_times import Basis
 from microscale.hardware.reach import reach
-from microscale.hardware.sums import sums_text
 from microscale.hardware.whole_models import Kind
 
 WIDTH = 80
@@ -64,8 +63,7 @@ def _ranks(report: Report) -> Iterator[str]:
     link = report.link
     if link is not None:
         text += f", which wait for the link ({link.what}; {link.source}, {link.date})"
-    for said in (text, f"sums, {sums_text(report.sums, report.row_bytes)}"):
-        yield from (escape(line) for line in textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
     if link is None:
         return
     decode = [each for each in report.joined_points if each.point.kind is Kind.DECODE]

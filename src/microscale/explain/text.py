@@ -178,7 +178,6 @@ def _memory(report: Report) -> Iterator[str]:
         ("KV cache", kv, _kv_text(report)),
         ("activations", memory.activations, f"{memory.workload.step_tokens} tokens in one step"),
         ("graphs, runtime", memory.graphs + memory.runtime, "an estimate"),
-        *([("peer buffer", memory.peer_buffer, "what other ranks write for small sums")] if memory.peer_buffer else ()),
         ("needed", memory.needed, f"of {gib(memory.usable)} that may be used ({memory.usable_because})"),
     ]
     for name, size, note in rows:

@@ -1,7 +1,7 @@
-"""What a sum over two ranks takes on the links that join cards, as others measured it. Pure facts and arithmetic.
+"""Published times of a sum over two ranks on the links between cards. Pure facts and arithmetic.
 
-Small tensors wait for a link and large ones for its bandwidth; between the two NCCL changes its protocol, and a time
-may double from one size to the next. So a link is a few published times, and what lies between them is interpolated.
+Small tensors wait for the link and large ones for its bandwidth. Between the two NCCL changes its protocol, and the
+time may double from one size to the next. So a link is a few published times, and others are interpolated.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from microscale.errors import BadSetting
 from microscale.hardware.families import Gpu
 from microscale.hardware.gpu import card_name
 from microscale.hardware.reach import SHEETS
-from microscale.hardware.sums import why_no_peers
 
 FULL_BYTES = 64 << 20
-"""From this size on a sum takes what its bytes take: an assumption."""
+"""From this size on only the bandwidth counts. This is an assumption."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in microseconds, and the range in which others found it."""
+    """The range of published times, in microseconds."""
 
     low: float
     high: float
@@ -35,21 +33,20 @@ class Wait:
 
 @dataclass(frozen=True)
 class Link:
-    """How two cards are joined."""
+    """How two cards are connected."""
 
     name: str
-    """As on the command line."""
     what: str
     times: tuple[tuple[int, Wait], ...]
-    """Of sums of so many bytes on two ranks, the smallest first."""
+    """Bytes of a sum over two ranks → its time, the smallest first."""
     gbs: tuple[float, float]
-    """Each way, from the slowest to the fastest that was seen."""
+    """Bandwidth each way: the slowest and the fastest that was published."""
     source: str
     date: str
 
     def wait(self, num_bytes: float, world: int = 2) -> Wait:
-        """Of one sum. More than two ranks send more: a ring 2 (world - 1) / world of the bytes. That they also wait for
-        each other more often is not known and not counted."""
+        """The time of one sum. More than two ranks send more, in a ring 2 (world - 1) / world of the bytes. They also
+        wait for each other more often, which is not counted: nobody has published it."""
         sent = num_bytes * 2 * (world - 1) / world
         slow, fast = self.gbs
         full = (FULL_BYTES, Wait(FULL_BYTES / fast / 1e3, FULL_BYTES / slow / 1e3))
@@ -68,7 +65,7 @@ def _high(wait: Wait) -> float:
 
 
 def _between(points: Sequence[tuple[int, float]], sent: float) -> float:
-    """By logarithms of size and time; below the first point its time."""
+    """Interpolate the logarithms of size and time; below the first point, its time."""
     if sent <= points[0][0]:
         return points[0][1]
     (a, before), (b, after) = next(pair for pair in pairwise(points) if sent <= pair[1][0])
@@ -111,15 +108,15 @@ LINKS = {
         ),
         Link(
             "pcie-peer",
-            "PCIe 5.0 through peer-mapped memory, one launch",
-            ((8192, Wait(4.0, 8.3)), (65536, Wait(4.8, 12.5)), (524288, Wait(14.1, 31.6))),
-            (34.9, 47.4),
-            "exchanges of two cards, others' one launch and NCCL: github.com/flashinfer-ai/flashinfer/pull/5023",
+            "PCIe 5.0 with peer access, NCCL",
+            ((8192, Wait(8.3, 8.3)), (65536, Wait(12.5, 12.5)), (524288, Wait(31.6, 31.6))),
+            (34.9, 34.9),
+            "exchanges of two cards: github.com/flashinfer-ai/flashinfer/pull/5023",
             "2026-09",
         ),
         Link(
             "nvlink",
-            "NVLink, NCCL or one launch",
+            "NVLink",
             ((65536, Wait(6.0, 6.0)), (524288, Wait(7.0, 8.0))),
             (366.0, 366.0),
             "two H100: github.com/NVIDIA/nccl/issues/1259 and github.com/vllm-project/vllm/pull/24111; "
@@ -131,23 +128,18 @@ LINKS = {
 
 
 def link_between(gpu: Gpu) -> Link | None:
-    """What cards like this one are joined by, as they are sold; ``None`` for ranks on a CPU."""
+    """The link between cards like this one, as they are sold; ``None`` for ranks on a CPU."""
     if gpu.is_cpu:
         return None
     if gpu.unified:
         return LINKS["roce200"]
     if _has_nvlink(gpu):
         return LINKS["nvlink"]
-    return LINKS["pcie-peer" if why_no_peers(gpu) is None else "pcie-host"]
+    # The driver gives GeForce cards no access to each other's memory.
+    return LINKS["pcie-host" if "GeForce" in gpu.name else "pcie-peer"]
 
 
 def _has_nvlink(gpu: Gpu) -> bool:
     """Cards with stacked memory are sold with it."""
     name = card_name(gpu)
     return name is not None and SHEETS[name][0].startswith("HBM")
-
-
-def named_link(name: str) -> Link:
-    if name not in LINKS:
-        raise BadSetting(f"--link {name}: there is {', '.join(LINKS)}.")
-    return LINKS[name]

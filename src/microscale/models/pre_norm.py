@@ -42,15 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Unsummed:
-    """One rank's part of what is still to be added to the residual stream. The sum over all ranks is left to the norm
-    that reads it: one launch for all of it."""
-
-    part: Tensor
-
-
-Sum: TypeAlias = "Tensor | Parts | Unsummed"
+Sum: TypeAlias = "Tensor | Parts"
 """A layer's result: summed, or with a sum that is left to the norm that reads it."""
 Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
@@ -125,8 +117,6 @@ class PreNormLayer:
 
     def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the residual stream with what is to be added to it, and that."""
-        if isinstance(added, Unsummed):
-            return self.ranks.sum_add_norm(added.part, x, weight, self.sizes.rms_epsilon)
         return self.small.add_rms_norm(added, x, weight, self.sizes.rms_epsilon)
 
     def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
@@ -136,8 +126,7 @@ class PreNormLayer:
         )
         if self.ranks.world == 1 and self.experts.refuses_parts(x.shape[0]) is None:
             return x, self.experts.parts(normed, routing)
-        part = self.experts(normed, routing)
-        return x, Unsummed(part) if self.ranks.fuses(part) else self.ranks.sum(part)
+        return x, self.ranks.sum(self.experts(normed, routing))
 
 
 class PreNormConfig(ModelConfig, Protocol):
@@ -261,8 +250,7 @@ class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
             # By the norm's kernel, which is compiled already, for its sum alone.
             out.copy_(self.layers[0].add_norm(state, x, self.norm)[1])
         else:
-            added = self.layers[0].ranks.sum(state.part) if isinstance(state, Unsummed) else state
-            torch.add(x, added, out=out)
+            torch.add(x, state, out=out)
 
     def end(self, x: Tensor, state: Added) -> Logits:
         assert state is not None  # there is a layer

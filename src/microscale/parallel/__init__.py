@@ -1,2 +1,3 @@
-"""Tensor parallelism: what each of several ranks holds of a model (``sharding``), and how they add up and gather what
-each of them computed (``group``). What ranks say to each other beside that is the engine's (``engine/ranks``)."""
+"""Tensor parallelism: which part of a model a rank holds (``sharding``), sums and gathers over all ranks (``group``),
+and how ranks of several machines connect (``handshake``). The engine's messages between ranks are in
+``engine/ranks``."""

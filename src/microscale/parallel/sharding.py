@@ -1,8 +1,8 @@
 """Which part of a model one of several ranks holds. Pure arithmetic, no torch.
 
-Attention is split by heads, experts and MLPs by their intermediate width in whole blocks, lm_head by vocabulary. KV
-heads that are fewer than the ranks are held by several of them. Where blocks do not divide evenly, all ranks get the
-width of the largest share and the last ones fill theirs up with zeros, which add nothing: 2880 on 4 ranks are 736 each.
+Attention is split by heads, experts and MLPs by their intermediate width in whole blocks, lm_head by vocabulary. Where
+there are fewer KV heads than ranks, several ranks hold the same one. Where blocks do not divide evenly, all ranks get
+the width of the largest share, and the last ones are padded with zeros: 2880 on 4 ranks is 736 each.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from microscale.backends.following import NO_TOKEN, follow
 from microscale.engine.ahead import MOST_LAYOUTS, Layouts
 from microscale.engine.engine import AheadRunner
 from microscale.engine.limits import Limits
-from microscale.engine.ranks.leading import LeadingRunner
+from microscale.engine.ranks.leader import LeadingRunner
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig

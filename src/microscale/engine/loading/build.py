@@ -13,7 +13,7 @@ from typing import Any
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.limits import Limits
-from microscale.engine.loading.description import RanksTold, describe
+from microscale.engine.loading.description import describe
 from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
@@ -27,7 +27,6 @@ from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.drafter import ONE_RANK, Target
 from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import Speculation, describe_drafts
-from microscale.hardware.sums import sums_table
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, ModelConfig
 
@@ -93,17 +92,11 @@ def build_engine(
         team=prepared.team,
     )
     laps("KV cache and inputs")
-    ranks = None if prepared.team is None else _told_of_ranks(prepared, prepared.team)
+    ranks = [] if prepared.team is None else prepared.team.memory
     drafts = _drafts(prepared, costs)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
     laps("description")
     return Built(engine, config, max_model_len, told)
-
-
-def _told_of_ranks(prepared: Prepared, team: Team) -> RanksTold:
-    """Bytes of each rank, and which way their sums go."""
-    joined, row_bytes = team.joined, prepared.config.hidden * prepared.setup.activation_size
-    return RanksTold(team.memory, [] if joined is None else sums_table(joined, row_bytes))
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, costs: DraftCosts | None = None) -> Speculation | None:
@@ -169,7 +162,7 @@ def assemble(
     sampler = make_sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
     draft_tokens = 0 if speculation is None else speculation.most
     if team is not None:
-        enforce_eager |= not team.capturable
+        enforce_eager |= model.ops.ranks.uncapturable is not None
         head = speculation is not None and speculation.has_head
         team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens, head))
     own = ModelRunner(

@@ -7,40 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.precision import Precision
 from microscale.engine.loading.memory import Memory
 from microscale.engine.prediction.points import Point
-from microscale.hardware.sums import Sums
 from microscale.models.config import LayerKind
-
-
-@dataclass(frozen=True)
-class RanksTold:
-    """What is told of several ranks."""
-
-    memory: Sequence[Mapping[str, int]]
-    """Bytes of each by what they hold."""
-    sums: Sequence[Sums]
-    """Which way tensors are added up."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"ranks": [dict(memory) for memory in self.memory], "sums": [line.to_json() for line in self.sums]}
 
 
 def describe(
     plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
-    drafts: Mapping[str, Any] | None = None, ranks: RanksTold | None = None,
+    drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
 ) -> str:  # fmt: skip
-    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does. ``ranks``: where several
-    share the model."""
-    shared = {} if ranks is None else ranks.to_json()
+    """``points``: predicted speeds. ``drafts``: the drafter, if there is one. ``ranks``: bytes that each rank needs, by
+    purpose, where several share the model."""
     return json.dumps(
-        shared
-        | {
+        {
+            **({"ranks": [dict(memory) for memory in ranks]} if ranks else {}),
             "table": plan.table(),
             "gpu": memory.gpu.name,
             "precision": str(precision),
@@ -67,7 +51,6 @@ def _memory(memory: Memory, pages: Mapping[LayerKind, int]) -> dict[str, Any]:
         "activations": memory.activations,
         "graphs": memory.graphs,
         "runtime": memory.runtime,
-        "peer_buffer": memory.peer_buffer,
         "usable": memory.usable,
         "usable_because": memory.usable_because,
         "full_positions": pages[LayerKind.FULL] * kv.page_size,

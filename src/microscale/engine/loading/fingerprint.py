@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+import torch
+import triton
+
 from microscale.backends.plan import Setup
 from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats
@@ -23,6 +26,8 @@ def fingerprint(
         "checkpoint": _checkpoint(weights, seed),
         "precision": str(setup.precision),
         "type of activations": setup.activations.value,
+        "torch": str(torch.__version__),
+        "Triton": triton.__version__,
     }
     if head is not None:
         found["draft head"] = f"{_digest(repr(_without_rank(head.config)))}, {_checkpoint(head, 0)}"

@@ -58,8 +58,6 @@ def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
     ]
     if memory.graphs + memory.runtime:
         parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
-    if memory.peer_buffer:
-        parts.append(f"peer-mapped buffer {gib(memory.peer_buffer)}")
     need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
     have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
     return f"{need}, and {have}; {_advice(memory, *ways(outline, setup, memory))}."

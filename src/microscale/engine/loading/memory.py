@@ -1,6 +1,6 @@
 """What a model takes, before it is loaded: weights by layer kind, KV cache, activations, graphs, and what fits.
 
-    usable = weights + runtime + graphs + peer-mapped buffer + activations of one step + KV cache
+    usable = weights + runtime + graphs + activations of one step + KV cache
     KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page)
              + sliding layers: one step
 
@@ -77,8 +77,6 @@ class Workload:
     """Drafted tokens of a sequence in one step (``--speculative-config``)."""
     head: HeadNeed | None = None
     """The draft head, if drafts come from one."""
-    peer_buffer: int = 0
-    """Bytes that this rank has for what the others write, where sums go through peer-mapped memory."""
 
     def check_page_size(self) -> None:
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
@@ -151,11 +149,7 @@ class Memory:
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return sum(self.weights.values()) + self.activations + self.graphs + self.runtime + self.peer_buffer
-
-    @property
-    def peer_buffer(self) -> int:
-        return self.workload.peer_buffer
+        return sum(self.weights.values()) + self.activations + self.graphs + self.runtime
 
     @property
     def context(self) -> int:
@@ -219,7 +213,6 @@ class Memory:
             "activations": self.activations,
             "graphs": self.graphs,
             "runtime": self.runtime,
-            "peer_buffer": self.peer_buffer,
             "kv_cache": self.kv.bytes(self.context, self.workload.sequences),
             "total": self.needed,
             "usable": self.usable,

@@ -50,6 +50,11 @@ def precision_of(options: EngineConfig) -> Precision:
     return make_precision(options.precision, options.layer_format, options.moe_activations, options.kv_cache_dtype)
 
 
+def uses_nccl(options: EngineConfig, device: torch.device) -> bool:
+    """Whether ranks add up by NCCL, which needs a GPU for each of them, and not by gloo."""
+    return device.type == "cuda" and options.sharing == 1
+
+
 def choose_device(name: str) -> torch.device:
     """The device that ``--device`` means, checked to be there."""
     if name == "auto":

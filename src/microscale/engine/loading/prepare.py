@@ -18,7 +18,6 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fingerprint import fingerprint
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
-from microscale.engine.loading.joining import peer_buffer
 from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.options import (
     check_options,
@@ -37,7 +36,7 @@ from microscale.models.outline import Outline, outline, shard_name
 if TYPE_CHECKING:
     import torch
 
-RANKS = "microscale.engine.ranks.team"
+RANKS = "microscale.engine.ranks.leader"
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,6 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing
-    buffer = peer_buffer(options, device)
-    if buffer:
-        workload = replace(workload, peer_buffer=buffer)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory, head)

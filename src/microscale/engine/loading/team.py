@@ -1,5 +1,5 @@
-"""What the loader asks of the ranks that share a model, and where it puts them. Needs nothing of theirs: a model on one
-rank is loaded without ``engine/ranks``, whose messages need packages that not every machine has."""
+"""The ranks that share a model, as the loader sees them, and where they run. A model on one rank is loaded without
+``engine/ranks``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from microscale.engine.pages import PagePool
 from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
 from microscale.errors import BadSetting, MicroscaleError
-from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind
-from microscale.parallel.transport import Transport
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What every rank makes its runner of."""
+    """What every rank needs to make its runner."""
 
     limits: Limits
     pages: Mapping[LayerKind, int]
@@ -43,25 +41,21 @@ class Placement:
     """Where ranks run."""
 
     devices: tuple[str, ...]
-    transport: Transport
     sharing: int
     """Ranks that share one device's memory."""
     threads: int | None
 
 
 class Team(Protocol):
-    """All ranks of one model, seen by rank 0: ``engine/ranks/team.RankTeam``."""
+    """All ranks of one model, seen by rank 0: ``engine/ranks/leader.RankTeam``."""
 
     options: EngineConfig
     memory: list[Mapping[str, int]]
-    joined: Joined | None
-    """How the ranks add up, once they have met."""
+    """Bytes that each rank needs, by purpose."""
 
-    @property
-    def capturable(self) -> bool:
-        """Whether a CUDA graph can hold a step."""
-
-    def agree(self, pages: Mapping[LayerKind, int], found: Mapping[str, str], memory: Mapping[str, int]) -> None: ...
+    def agree(
+        self, pages: Mapping[LayerKind, int], fingerprint: Mapping[str, str], memory: Mapping[str, int]
+    ) -> None: ...
 
     def pages(self) -> dict[LayerKind, int]: ...
 
@@ -80,27 +74,27 @@ class Team(Protocol):
 
     def preparing_drafts(self) -> AbstractContextManager[None]: ...
 
-    def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None:
-        """Who hears of a fault that no step can raise: there is none, or it cannot come back."""
+    def on_stuck(self, report: Callable[[MicroscaleError], None]) -> None:
+        """Call ``report`` with a fault that no step can raise: none runs, or it cannot return."""
 
     def close(self) -> None: ...
 
 
 def place(options: EngineConfig, world: int) -> Placement:
-    """A GPU for each rank, or all of a machine on the device that the user named. ``world``: ranks of one machine; on
-    others they are placed alike."""
+    """A GPU for each rank, or one device for all where the user named it. ``world``: ranks of one machine; other
+    machines are alike."""
     device = choose_device(options.device)
     if device.type == "cpu":
-        # Ranks share the cores: threads of one that wait for another's would stand in its way.
+        # Ranks share the cores, and threads that wait for another rank would block it.
         threads = options.threads or max(1, all_threads() // world)
-        return Placement(("cpu",) * world, Transport.GLOO, world, threads)
+        return Placement(("cpu",) * world, world, threads)
     if ":" in options.device:
-        # NCCL takes no two ranks on one GPU. For tests: each rank has its part of the memory.
-        return Placement((str(device),) * world, Transport.GLOO, world, options.threads)
+        # NCCL refuses two ranks on one GPU, so they use gloo. This is for tests: each rank has its share of the memory.
+        return Placement((str(device),) * world, world, options.threads)
     count = torch.cuda.device_count()
     if count < world:
         raise BadSetting(
             f"--tensor-parallel-size {world} needs {world} GPUs and torch sees {count}; --device cuda:0 puts all ranks "
             f"on one, which is for tests, and --device cpu on the CPU."
         )
-    return Placement(tuple(f"cuda:{rank}" for rank in range(world)), Transport.NCCL, 1, options.threads)
+    return Placement(tuple(f"cuda:{rank}" for rank in range(world)), 1, options.threads)

@@ -12,13 +12,12 @@ from triton.backends.compiler import GPUTarget
 
 from microscale import hardware
 from microscale.backends.following import record_following
-from microscale.backends.ops import Activations, Kernel, Launch, Ops
-from microscale.backends.peer_ranks import record_sums
+from microscale.backends.ops import Kernel, Launch, Ops
 from microscale.backends.plan import Setup
+from microscale.backends.ranks import NoSums
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
 from microscale.hardware import WARP_SIZE
-from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.compiling.job import workers
 from microscale.kernels.compiling.warming import Warming
 from microscale.models.config import LayerKind
@@ -41,13 +40,11 @@ def recorded(
 ) -> Mapping[Kernel, Launch]:
     """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
     drafts of a sequence; and those of its draft head. ``wanted``: what is run, where that is known."""
-    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
+    ranks = NoSums(config.shard.world)
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, ranks=ranks)
     found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens, wanted)
     if draft_tokens:
         found |= record_following(len(LayerKind))
-    world = config.shard.world
-    if world in PEER_WORLDS and setup.activations is Activations.BF16:
-        found |= record_sums(config.hidden, world, head is not None)
     if head is not None:
         own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
         found |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)

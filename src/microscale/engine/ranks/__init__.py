@@ -1,10 +1,11 @@
 """Several processes that run one model together (``--tensor-parallel-size``).
 
-    rank 0: the engine as ever, and        ranks 1 …: a process each (``follower``)
-      ``team``     starts the others, asks, waits
-      ``watch``    hears them: alive, done, at fault, gone
-      ``leading``  says each step's plan, then runs it ──► ``mirror`` puts it together again; the runner runs it
-               sums and gathers between all of them: ``parallel/group``
+    rank 0: the engine                      ranks 1 …: a process each (``__main__``, ``follower``)
+      ``leader``     starts the others and sends each step before running it
+      ``watch``      notices a rank that fails, ends or falls silent
+      ``steps``      a schedule as a message ──────────────► and back; logits of all ranks
+      ``messages``   the messages and the connection they travel over
+      ``processes``  starting and ending rank processes, here and on other machines
 
-Rank 0 alone schedules and samples. What it tells the others of a step is a small typed message (``messages``).
+Only rank 0 schedules and samples. Sums and gathers go through ``parallel/group``.
 """

@@ -1,7 +1,8 @@
-"""The process of a rank other than 0: ``python -m microscale.engine.ranks --fd N``.
+"""The process of a rank other than 0: ``python -m microscale.engine.ranks``.
 
-Rank 0 (``team.RankTeam``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It says that
-it is alive from the first moment on, while torch is imported, and ends when rank 0 does.
+Rank 0 (``leader.RankTeam``) starts it with ``--fd N``, one end of a socket pair. On another machine
+``processes.run_node`` starts it with ``--leader``. It sends heartbeats from the first moment, while torch is imported,
+and ends when rank 0 does, whatever it is waiting for.
 """
 
 from __future__ import annotations
@@ -23,56 +24,54 @@ from pathlib import Path
 import msgspec
 
 from microscale.engine.protocol.messages import failure
-from microscale.engine.ranks.link import Link, LinkClosed
-from microscale.engine.ranks.messages import VERSION, Alive, Fault, Join, decode_for_follower
-from microscale.engine.ranks.nodes import connect
-from microscale.engine.ranks.progress import Progress
+from microscale.engine.ranks.messages import Alive, Fault, Join, Link, LinkClosed
+from microscale.engine.ranks.watch import BLAME_S
 from microscale.errors import BadMessage, MicroscaleError, RankFailed
-from microscale.parallel.handshake import read_secret
+from microscale.parallel.handshake import connect, read_secret
+from microscale.version import __version__
 
 ALIVE_S = 1.0
 GRACE_S = 0.5
-"""What a step may still take when rank 0 is gone; then the process ends in the midst of it."""
+"""How long a step may go on after rank 0 is gone. Then the process ends in the middle of it."""
 log = logging.getLogger(__name__)
 
 
-def say_alive(link: Link, progress: Progress) -> None:
+def send_heartbeats(link: Link) -> None:
     with contextlib.suppress(LinkClosed):
         while True:
-            link.send(Alive(progress.number, progress.calls))
+            link.send(Alive())
             time.sleep(ALIVE_S)
 
 
-def tell_gone(sock: socket.socket) -> None:
-    """On another machine somebody wonders why."""
-    if sock.family != socket.AF_UNIX:
-        log.warning("Rank 0 has ended or cannot be reached any more, and this rank ends with it.")
-
-
 def end_with_leader(sock: socket.socket) -> None:
-    """Rank 0 is gone: this process ends, whatever it waits for."""
+    """End this process when rank 0 is gone, whatever it is waiting for."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     poll.poll()
     time.sleep(GRACE_S)
-    tell_gone(sock)
+    warn_gone(sock)
     os._exit(0)
 
 
+def warn_gone(sock: socket.socket) -> None:
+    """On another machine somebody wants to know why this process has ended."""
+    if sock.family != socket.AF_UNIX:
+        log.warning("Rank 0 has ended or can no longer be reached, so this rank ends too.")
+
+
 def greet(link: Link) -> Join:
-    join = decode_for_follower(link.next())
+    join = link.next()
     if not isinstance(join, Join):
         raise BadMessage(f"Rank 0's first message must be Join and is {type(join).__name__}.")
-    if join.version != VERSION:
+    if join.version != __version__:
         raise BadMessage(
-            f"Rank 0 speaks version {join.version} of the ranks' messages and this rank version {VERSION}; run both "
-            f"from one installation."
+            f"This machine has Microscale {__version__} and rank 0 has {join.version}; install the same version."
         )
     return join
 
 
 def reach(options: argparse.Namespace) -> socket.socket:
-    """The connection to rank 0: one that it gave to this process, or over the network."""
+    """The connection to rank 0: an inherited one, or one over the network."""
     if options.fd is not None:
         sock = socket.socket(fileno=options.fd)
         sock.set_inheritable(False)
@@ -81,19 +80,37 @@ def reach(options: argparse.Namespace) -> socket.socket:
     return connect(host, int(port), options.rank, read_secret(options.secret_file))
 
 
-def placed(join: Join, gpu: str | None) -> Join:
-    """On this machine's own choice among its GPUs."""
-    return msgspec.structs.replace(join, device=gpu) if gpu is not None and join.device.startswith("cuda") else join
+def follow(link: Link, model: str | None = None, gpu: str | None = None) -> int:
+    """Run until rank 0 says stop, and report what goes wrong. Returns the exit status."""
+    try:
+        join = greet(link)
+        logging.basicConfig(level=logging.WARNING, format=f"rank {join.rank}: %(message)s")
+        if gpu is not None and join.device.startswith("cuda"):
+            join = msgspec.structs.replace(join, device=gpu)
+        # Imported only now, because it imports torch, which takes seconds.
+        importlib.import_module("microscale.engine.ranks.follower").follow(link, join, model)
+    except LinkClosed:
+        warn_gone(link.sock)
+        return 0
+    except Exception as error:
+        if not isinstance(error, MicroscaleError):
+            traceback.print_exc()
+        if isinstance(error, RankFailed):
+            time.sleep(BLAME_S)  # the rank that failed is reported first
+        with contextlib.suppress(LinkClosed):
+            link.send(Fault(*failure(error)))
+        return 1
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="microscale.engine.ranks", description="Started by rank 0.")
+    parser = argparse.ArgumentParser(prog="microscale.engine.ranks", description="Started by rank 0 or by serve.")
     parser.add_argument("--fd", type=int, help="The socket to rank 0.")
     parser.add_argument("--leader", nargs=2, metavar=("HOST", "PORT"), help="Rank 0 on another machine.")
-    parser.add_argument("--rank", type=int, help="Which rank this is, on another machine.")
-    parser.add_argument("--secret-file", type=Path, help="What rank 0 knows too.")
-    parser.add_argument("--model", help="What this machine calls the model.")
-    parser.add_argument("--gpu", help="The GPU to run on, where rank 0 wants one.")
+    parser.add_argument("--rank", type=int, help="The number of this rank, with --leader.")
+    parser.add_argument("--secret-file", type=Path, help="The secret that all machines share.")
+    parser.add_argument("--model", help="This machine's name for the model.")
+    parser.add_argument("--gpu", help="The GPU to use instead of the one that rank 0 chooses.")
     options = parser.parse_args(arguments)
     # Ctrl-C is for rank 0, which ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -102,26 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
     except MicroscaleError as error:
         print(f"rank {options.rank}: {error}", file=sys.stderr)
         return 1
-    link, progress = Link(sock), Progress()
-    threading.Thread(target=say_alive, args=(link, progress), daemon=True).start()
+    link = Link(sock)
+    threading.Thread(target=send_heartbeats, args=(link,), daemon=True).start()
     threading.Thread(target=end_with_leader, args=(sock,), daemon=True).start()
-    try:
-        join = greet(link)
-        logging.basicConfig(level=logging.WARNING, format=f"rank {join.rank}: %(message)s")
-        # Only now: it imports torch, which takes seconds.
-        importlib.import_module("microscale.engine.ranks.follower").follow(
-            link, placed(join, options.gpu), progress, options.model
-        )
-    except LinkClosed:
-        tell_gone(sock)
-        return 0
-    except Exception as error:
-        if not isinstance(error, MicroscaleError):
-            traceback.print_exc()
-        with contextlib.suppress(LinkClosed):
-            link.send(Fault(*failure(error), lost=isinstance(error, RankFailed)))
-        return 1
-    return 0
+    return follow(link, options.model, options.gpu)
 
 
 if __name__ == "__main__":

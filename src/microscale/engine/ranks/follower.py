@@ -1,8 +1,8 @@
-"""A rank other than 0: prepares and loads its part of the model, then runs the steps that rank 0 says."""
+"""A rank other than 0: prepares and loads its part of the model, then runs the steps that rank 0 sends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
 from pathlib import Path
 
 import torch
@@ -11,16 +11,12 @@ from msgspec.structs import replace
 from microscale.engine.config import EngineConfig
 from microscale.engine.limits import Limits
 from microscale.engine.loading.drafting import load_head
-from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.load import load
-from microscale.engine.loading.prepare import Prepared, prepare
+from microscale.engine.loading.options import uses_nccl
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.ranks import messages as wire
-from microscale.engine.ranks.gathering import gather
-from microscale.engine.ranks.link import Link
-from microscale.engine.ranks.mirror import HeldPages, Mirror
-from microscale.engine.ranks.progress import Progress
-from microscale.engine.ranks.summing import agree_on_sums
+from microscale.engine.ranks.steps import MirroredPages, StepReader, gather_logits
 from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
@@ -29,9 +25,27 @@ from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
-from microscale.parallel.group import Group, Meeting, meet_at, meet_over
+from microscale.parallel.group import LOOPBACK, Group, file_store, network_store
 from microscale.parallel.sharding import Shard
-from microscale.parallel.transport import Transport
+
+
+def follow(link: wire.Link, join: wire.Join, model: str | None = None) -> None:
+    """Run until rank 0 says stop. ``model``: this machine's name for the model, where it differs from rank 0's."""
+    options = options_of(join)
+    prepared = prepare(options if model is None else replace(options, model=model))
+    pages = {kind.value: count for kind, count in prepared.memory.pages().items()}
+    link.send(wire.Prepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
+    message = link.next()
+    if isinstance(message, wire.Stop):
+        return
+    if not isinstance(message, wire.Load):
+        raise BadMessage(f"Rank 0 sent {type(message).__name__} before Load.")
+    group = _connect(link, join, options, prepared.device)
+    with kernels_ready(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache)):
+        loaded = load(prepared, ranks=group)
+        head = None if prepared.head is None else load_head(prepared.head, loaded)
+    link.send(wire.Loaded())
+    Follower(link, group, loaded, head).run()
 
 
 def options_of(join: wire.Join) -> EngineConfig:
@@ -39,92 +53,48 @@ def options_of(join: wire.Join) -> EngineConfig:
     return replace(join.config, shard=shard, device=join.device, sharing=join.sharing)
 
 
-def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = None) -> None:
-    """All of a rank's life. Returns when rank 0 says so. ``model``: what another machine calls it."""
-    options = options_of(join)
-    prepared = prepare(options if model is None else replace(options, model=model))
-    pages = {kind.value: count for kind, count in prepared.memory.pages().items()}
-    link.send(wire.Prepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
-    message = decode(link)
-    if isinstance(message, wire.Stop):
-        return
-    if not isinstance(message, wire.Load):
-        raise BadMessage(f"Rank 0 says {type(message).__name__} before Load.")
-    group = Group(prepared.options.shard, _meeting(link, join), prepared.device)
-    progress.group = group
-    joined = joined_as(prepared.options, Transport(join.transport), prepared.device)
-    ranks, _ = agree_on_sums(group, joined, prepared.device)
-    with kernels_ready(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache)):
-        loaded = load(prepared, ranks=ranks)
-        head = None if prepared.head is None else load_head(prepared.head, loaded)
-    link.send(wire.Loaded())
-    Follower(link, Loaded(loaded, head), group, prepared, progress).run()
-
-
-def _meeting(link: Link, join: wire.Join) -> Meeting:
-    transport = Transport(join.transport)
-    if join.store:
-        return meet_at(join.store, join.world, transport)
-    leader, own = link.sock.getpeername()[0], link.sock.getsockname()[0]
-    return meet_over(leader, join.port, Shard(join.rank, join.world), transport, own)
-
-
-def decode(link: Link) -> wire.ToFollower:
-    return wire.decode_for_follower(link.next())
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What this rank holds."""
-
-    model: AnyModel
-    head: DraftHead | None
+def _connect(link: wire.Link, join: wire.Join, options: EngineConfig, device: torch.device) -> Group:
+    own = leader = join.address or LOOPBACK
+    if link.sock.family != socket.AF_UNIX:
+        leader, own = link.sock.getpeername()[0], link.sock.getsockname()[0]
+    store = file_store(join.store, join.world) if join.store else network_store(leader, join.port, join.world)
+    return Group(options.shard, store, device, nccl=uses_nccl(options, device), address=own)
 
 
 class Follower:
-    """A loaded model, and the runner that rank 0 last asked for."""
+    """A loaded model, and the runner that rank 0 asked for last."""
 
-    def __init__(self, link: Link, loaded: Loaded, group: Group, prepared: Prepared, progress: Progress) -> None:
+    def __init__(self, link: wire.Link, group: Group, model: AnyModel, head: DraftHead | None) -> None:
         self._link = link
-        self._loaded = loaded
         self._group = group
-        self._device = prepared.device
-        self._progress = progress
+        self._model = model
+        self._head = head
         self._runner: ModelRunner | None = None
-        self._mirror: Mirror | None = None
         self._drafter: HeadDrafter | None = None
-        self._last: list[Work] = []
-        """The schedule of the step before."""
+        self._reader = StepReader({})
+        self._schedule: list[Work] = []
+        """The schedule of the last step."""
 
     def run(self) -> None:
         while True:
-            match decode(self._link):
+            match self._link.next():
                 case wire.Assemble() as message:
                     self._assemble(message)
                     self._link.send(wire.Assembled())
-                case wire.Step(number) as message:
-                    self._begin(number)
+                case wire.Step() as message:
                     self._step(message)
-                    self._done(number)
-                case wire.Draft(number) as message:
-                    self._begin(number)
+                case wire.Draft() as message:
                     self._draft(message)
-                    self._done(number)
-                case wire.Prepare(number, drafts, stand_ins):
-                    self._begin(number)
-                    if drafts:
-                        self._drafting().prepare()
-                    else:
-                        self._running().prepare(stand_ins=stand_ins)
-                    self._done(number)
-                case wire.Idle(number):
-                    self._begin(number)
-                    self._running().idle()
-                    self._done(number)
+                case wire.Prepare(drafts=True):
+                    self._get_drafter().prepare()
+                case wire.Prepare() as message:
+                    self._get_runner().prepare(stand_ins=message.stand_ins)
+                case wire.Idle():
+                    self._get_runner().idle()
                 case wire.Stop():
                     return
                 case other:
-                    raise BadMessage(f"Rank 0 says {type(other).__name__} to a rank that is loaded.")
+                    raise BadMessage(f"Rank 0 sent {type(other).__name__} to a rank that has loaded.")
 
     def _assemble(self, message: wire.Assemble) -> None:
         limits = Limits(
@@ -134,16 +104,15 @@ class Follower:
             message.max_num_batched_tokens,
             message.max_model_len,
         )
-        pools = {LayerKind(kind): HeldPages(count) for kind, count in message.pages.items()}
-        self._runner = self._drafter = None  # their pages go before the next ones come
-        self._last = []
-        head = self._loaded.head
+        pools = {LayerKind(kind): MirroredPages(count) for kind, count in message.pages.items()}
+        self._runner = self._drafter = None  # free their pages before allocating new ones
+        self._schedule = []
         if message.head:
-            if head is None:
-                raise BadMessage("Rank 0 has a draft head, and this rank was told of none.")
-            self._drafter = HeadDrafter(head, message.draft_tokens)
+            if self._head is None:
+                raise BadMessage("Rank 0 has a draft head, and this rank has none.")
+            self._drafter = HeadDrafter(self._head, message.draft_tokens)
         self._runner = ModelRunner(
-            self._loaded.model,
+            self._model,
             pools,
             limits,
             enforce_eager=message.enforce_eager,
@@ -153,47 +122,37 @@ class Follower:
         )
         if self._drafter is not None:
             self._drafter.attach(Target(pools, limits, self._runner.taps, message.enforce_eager))
-        self._mirror = Mirror(pools)
+        self._reader = StepReader(pools)
 
-    def _begin(self, number: int) -> None:
-        if number != self._progress.number + 1:
-            raise BadMessage(f"Rank 0 says step {number} after step {self._progress.number}.")
-        self._progress.number = number
-
-    def _done(self, number: int) -> None:
-        self._link.send(wire.Done(number, self._group.calls))
-
-    def _running(self) -> ModelRunner:
+    def _get_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise BadMessage("Rank 0 says a step before Assemble.")
+            raise BadMessage("Rank 0 sent a step before Assemble.")
         return self._runner
 
-    def _step(self, message: wire.Step) -> None:
-        runner = self._running()
-        assert self._mirror is not None
-        schedule = self._last = self._mirror.schedule(message)
-        tokens = None
-        if message.ahead:
-            tokens = self._group.broadcast(torch.empty(len(schedule), dtype=torch.int32, device=self._device))
-        logits = runner.forward(schedule, tokens)
-        gather(logits, runner.vocab_size, self._group, likeliest=message.likeliest)
-
-    def _drafting(self) -> HeadDrafter:
+    def _get_drafter(self) -> HeadDrafter:
         if self._drafter is None:
-            raise BadMessage("Rank 0 drafts with a head that this engine has not.")
+            raise BadMessage("Rank 0 drafts with a head that this rank does not have.")
         return self._drafter
 
+    def _receive(self, count: int) -> torch.Tensor:
+        return self._group.broadcast(torch.empty(count, dtype=torch.int32, device=self._model.device))
+
+    def _step(self, message: wire.Step) -> None:
+        runner = self._get_runner()
+        self._schedule = self._reader.read(message)
+        tokens = self._receive(len(self._schedule)) if message.ahead else None
+        logits = runner.forward(self._schedule, tokens)
+        gather_logits(logits, runner.vocab_size, self._group, greedy=message.greedy)
+
     def _draft(self, message: wire.Draft) -> None:
-        """Rank 0 reads the guesses; here they only lead to the next ones."""
-        drafter, schedule = self._drafting(), self._last
-        if len(message.drew) != len(schedule):
-            raise BadMessage(f"Rank 0 drafts for {len(message.drew)} sequences, and the last step had {len(schedule)}.")
-        tokens = None
-        if message.drawn:
-            tokens = self._group.broadcast(torch.empty(message.drawn, dtype=torch.int32, device=self._device))
-        rows = {
-            work.request.request_id: first
-            for work, first in zip(schedule, message.drew, strict=True)
-            if first is not None
+        """Only rank 0 reads the drafts. Here each leads to the next one."""
+        drafter, schedule = self._get_drafter(), self._schedule
+        if len(message.first_rows) != len(schedule):
+            raise BadMessage(f"Rank 0 drafts for {len(message.first_rows)} sequences of {len(schedule)}.")
+        tokens = self._receive(message.num_tokens) if message.num_tokens else None
+        first_rows = {
+            work.request.request_id: row
+            for work, row in zip(schedule, message.first_rows, strict=True)
+            if row is not None
         }
-        drafter.take_in(Launched(schedule, tokens, rows), message.most)
+        drafter.take_in(Launched(schedule, tokens, first_rows), message.most)

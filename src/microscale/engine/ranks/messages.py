@@ -1,69 +1,72 @@
-"""What rank 0 and the other ranks say to each other, beside sums.
+"""Messages between rank 0 and the other ranks, and the connection that carries them.
 
     rank 0                                   another rank
-      Join ───────────────────────────────────►          who it is, where the ranks meet, which model
-      ◄──────────────────────────── Prepared              what it found, how many KV pages it has room for
+      Join ───────────────────────────────────►          its rank, where ranks meet, which model
+      ◄──────────────────────────── Prepared              versions, checkpoint, how many KV pages fit
       Load ───────────────────────────────────►
       ◄────────────────────────────── Loaded
-      Assemble ───────────────────────────────►          limits and pages that all agree on
+      Assemble ───────────────────────────────►          limits, and pages that every rank has room for
       ◄─────────────────────────── Assembled
       Step, Draft, Prepare, Idle ─────────────►
-      ◄──────────────────────────── Done                  after each
-      ◄──────────────────────────── Alive …               every second, whatever it does
-      ◄──────────────────────────── Fault                 the last message of one that cannot go on
+      Stop ───────────────────────────────────►
+      ◄──────────────────────────── Alive …               every second
+      ◄──────────────────────────── Fault                 the last message of a rank that cannot go on
 
-Every message is bounded and refuses what it does not know; nothing is pickled.
+Every message is bounded and rejects unknown fields. Nothing is pickled, and nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from microscale.engine.config import EngineConfig, Natural, Positive, Text, Token
-from microscale.engine.protocol.frames import frame
+from microscale.engine.protocol.frames import FrameReader, frame
 from microscale.engine.protocol.messages import Id
 from microscale.errors import BadMessage
 
-VERSION = 2
-"""Counts up with every change of a message that an older peer would misread."""
 MAX_ROWS = 2**16
 MAX_CHUNK = 2**20
 MAX_PAGES = 2**20
+READ_BYTES = 2**18
 Pages = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(max_length=MAX_PAGES)]
 
 
 class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    """The root of all messages; the class's name is the tag."""
+    """The root of all messages. The class's name is the tag."""
 
 
 class Join(Message, frozen=True):
-    """The first message. Paths and addresses are rank 0's own words; nothing of a request is among them."""
+    """The first message. Nothing in it comes from a request."""
 
-    version: Natural
+    version: Text
+    """Microscale's. All ranks must run the same one."""
     rank: Natural
     world: Positive
-    transport: Text
-    store: Text
-    """A file in a folder of this user's alone through which ranks of one machine find each other; none for ranks of
-    several machines."""
     config: EngineConfig
-    """Which model, in the command line's names."""
+    """The model, in the command line's names."""
     device: Text
-    port: Annotated[int, Meta(ge=0, lt=2**16)]
-    """At which ranks of several machines find each other, at rank 0's address."""
     sharing: Positive
     """Ranks that share this one's device."""
+    store: Text = ""
+    """A file in a private folder, through which ranks of one machine find each other."""
+    address: Text = ""
+    """Otherwise ranks of several machines find each other at this address and port of rank 0."""
+    port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
 
 
 class Load(Message, frozen=True):
-    """All ranks fit: read the weights."""
+    """All ranks agree: connect to each other and read the weights."""
 
 
 class Assemble(Message, frozen=True):
-    """``Limits``, the pages of each kind of layer, and what the runner must know beside them."""
+    """``Limits``, the pages of each kind of layer, and the other arguments of ``ModelRunner``."""
 
     page_size: Positive
     window: Positive
@@ -79,8 +82,8 @@ class Assemble(Message, frozen=True):
 
 
 class Held(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A sequence's pages of one kind, by what changed: those before ``left`` are nobody's, those before ``kept`` are as
-    before, then come ``fresh`` ones."""
+    """How a sequence's pages of one kind changed: those before ``left`` are released, those from ``left`` to ``kept``
+    are unchanged, and ``fresh`` ones follow."""
 
     left: Natural
     kept: Natural
@@ -91,60 +94,54 @@ class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The work of one sequence in a step."""
 
     number: Natural
-    """Of the sequence; another one after each preemption."""
+    """Identifies the sequence. A sequence gets a new number after each preemption."""
     first: Natural
     count: Positive
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CHUNK)]
-    """Its own; none where the step before has chosen the token and rank 0 has not read it."""
+    """Empty where the previous step has sampled the token and rank 0 has not read it yet."""
     drafts: Annotated[tuple[Token, ...], Meta(max_length=64)]
     logits: Natural
     scoring: bool
     held: Annotated[tuple[Held, ...], Meta(max_length=16)]
     """In the order of ``LayerKind``."""
     following: Token | None = None
-    """The token after those that run, where the prompt goes on; ``None``: that token is due."""
+    """The prompt's next token after this chunk; ``None`` where the chunk ends the prompt."""
 
 
 class Step(Message, frozen=True):
-    """One step. ``ahead``: its tokens come from rank 0's device. ``likeliest``: of its logits the largest suffices."""
+    """Run one step. ``ahead``: rank 0 broadcasts its tokens from the device. ``greedy``: the largest logits suffice."""
 
-    number: Natural
     rows: Annotated[tuple[Row, ...], Meta(max_length=MAX_ROWS)]
     gone: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)] = ()
-    """Sequences that will not come again."""
+    """Sequences that have ended."""
     ahead: bool = False
-    likeliest: bool = False
+    greedy: bool = False
 
 
 class Draft(Message, frozen=True):
-    """Let the draft head take in the last step and guess on. What was drawn in it comes from rank 0's device."""
+    """Run the draft head after the last step. Rank 0 broadcasts the sampled tokens from its device."""
 
-    number: Natural
-    drew: Annotated[tuple[Natural | None, ...], Meta(max_length=MAX_ROWS)]
-    """Of each row of the step, the first of the tokens that were drawn for it; ``None``: none was."""
-    drawn: Annotated[int, Meta(ge=0, le=MAX_ROWS * 65)]
-    """How many tokens."""
+    first_rows: Annotated[tuple[Natural | None, ...], Meta(max_length=MAX_ROWS)]
+    """For each sequence of the step, the index of the first token sampled for it; ``None``: none was."""
+    num_tokens: Annotated[int, Meta(ge=0, le=MAX_ROWS * 65)]
+    """Sampled tokens in all."""
     most: Natural
-    """Tokens that any row may be drafted next."""
+    """Maximum number of tokens to draft for a sequence."""
 
 
 class Prepare(Message, frozen=True):
-    """Make ready what the first requests will want; or what the draft head will want. ``stand_ins``: see the
-    runner."""
+    """Capture what the first requests need, of the model or of the draft head. ``stand_ins``: see ``ModelRunner``."""
 
-    number: Natural
     drafts: bool = False
     stand_ins: bool = False
 
 
 class Idle(Message, frozen=True):
-    """Do one thing of what may be wanted later."""
-
-    number: Natural
+    """Capture one more graph."""
 
 
 class Stop(Message, frozen=True):
-    pass
+    """End the process."""
 
 
 # ---- to rank 0 -------------------------------------------------------------------------------------------------------
@@ -152,42 +149,33 @@ class Stop(Message, frozen=True):
 
 class Prepared(Message, frozen=True):
     pages: Annotated[dict[str, Natural], Meta(max_length=16)]
-    found: Annotated[dict[str, Text], Meta(max_length=64)]
-    """What all ranks must have alike, by what it is."""
+    fingerprint: Annotated[dict[str, Text], Meta(max_length=64)]
+    """What must be the same on all ranks, by name."""
     memory: Annotated[dict[str, Natural], Meta(max_length=256)]
-    """Bytes that this rank takes, by what they hold."""
+    """Bytes that this rank needs, by purpose."""
 
 
 class Loaded(Message, frozen=True):
-    pass
+    """The weights are on the device."""
 
 
 class Assembled(Message, frozen=True):
-    pass
-
-
-class Done(Message, frozen=True):
-    """``calls``: sums and gathers since the ranks met."""
-
-    number: Natural
-    calls: Natural
+    """The runner is ready."""
 
 
 class Alive(Message, frozen=True):
-    number: Natural
-    calls: Natural
+    """The heartbeat."""
 
 
 class Fault(Message, frozen=True):
-    """``kind`` is a class of ``microscale.errors``. ``lost``: not its own fault, another rank went away."""
+    """``kind`` is a class of ``microscale.errors``."""
 
     kind: Id
     text: Text
-    lost: bool = False
 
 
 ToFollower: TypeAlias = Join | Load | Assemble | Step | Draft | Prepare | Idle | Stop
-FromFollower: TypeAlias = Prepared | Loaded | Assembled | Done | Alive | Fault
+FromFollower: TypeAlias = Prepared | Loaded | Assembled | Alive | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 _to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
@@ -202,11 +190,55 @@ def decode_for_follower(payload: bytes) -> ToFollower:
     try:
         return _to_follower.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadMessage(f"A message of {len(payload)} bytes from rank 0 cannot be read: {error}.") from None
+        raise BadMessage(
+            f"A message of {len(payload)} bytes from rank 0 cannot be read: {error}; run the same Microscale on all "
+            f"machines."
+        ) from None
 
 
 def decode_for_leader(payload: bytes) -> FromFollower:
     try:
         return _from_follower.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadMessage(f"A message of {len(payload)} bytes cannot be read: {error}.") from None
+        raise BadMessage(f"a message of {len(payload)} bytes cannot be read: {error}.") from None
+
+
+class LinkClosed(Exception):
+    """The other end is gone."""
+
+
+class Link:
+    """One end of a connection. One thread reads; any thread may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._reader = FrameReader()
+        self._unread: deque[bytes] = deque()
+        self._sending = threading.Lock()
+
+    def send(self, message: ToFollower | FromFollower) -> None:
+        data = encode(message)
+        try:
+            with self._sending:
+                self.sock.sendall(data)
+        except OSError as error:
+            raise LinkClosed from error
+
+    def next(self) -> ToFollower:
+        """A follower's next message from rank 0."""
+        while not self._unread:
+            self._unread.extend(self.read())
+        return decode_for_follower(self._unread.popleft())
+
+    def read(self) -> Iterable[bytes]:
+        """Wait for data, and return the messages that it completes."""
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except OSError as error:
+            raise LinkClosed from error
+        if not data:
+            raise LinkClosed
+        return self._reader.feed(data)
+
+    def close(self) -> None:
+        self.sock.close()

@@ -15,11 +15,10 @@ from microscale_lab.cases import (
     routing,
     sampling,
     small,
-    sums,
 )
 from microscale_lab.cases.case import Case
 
-TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, sums, drafts)
+TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, drafts)
 
 
 @cache

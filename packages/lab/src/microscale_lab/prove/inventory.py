@@ -1,8 +1,8 @@
 """The list that ``prove`` compiles: what the models start on a card, recorded from the code that starts it.
 
-Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), the sums of several
-ranks, the expert layers as vLLM's ranks hold them, and draft heads. Nothing here names a kernel: a kernel that nobody
-starts is not proved, and one that is started and not proved fails ``tests/gpu``.
+Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), the expert
+layers as vLLM's ranks hold them, and draft heads. Nothing here names a kernel: a kernel that nobody starts is not
+proved, and one that is started and not proved fails ``tests/gpu``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from functools import cache
 
 from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
-from microscale.backends.peer_ranks import record_sums
 from microscale.backends.precision import Precision, make_precision
 from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
-from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.config import MAX_DRAFT, LayerKind
 from microscale.models.draft_heads.config import PRESETS as HEADS
@@ -105,8 +103,6 @@ def _of_model(
         kernels = record_setting(config, gpu, setting)
         if kernels is not None:
             yield name, kernels
-    for ranks in PEER_WORLDS:
-        yield f"{name} on several ranks", record_sums(config.hidden, ranks)
     for shard in shards(_experts(name, config)):
         try:
             yield f"{name} in vLLM", record_moe(shard, gpu, token_counts())

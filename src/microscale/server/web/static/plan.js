@@ -129,7 +129,7 @@ export function memoryBar(memory) {
       { name: "KV cache, sliding", bytes: memory.kv_cache.sliding, colour: 8 },
     ]),
     ...largestFirst([
-      { name: memory.peer_buffer ? "Runtime, peer buffer" : "Runtime", bytes: memory.runtime + (memory.peer_buffer ?? 0), colour: 9 },
+      { name: "Runtime", bytes: memory.runtime, colour: 9 },
       { name: "Graphs", bytes: memory.graphs, colour: 10 },
       { name: "Activations", bytes: memory.activations, colour: 11 },
     ]),

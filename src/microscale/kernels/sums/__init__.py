@@ -1,1 +1,0 @@
-"""Sums over ranks through peer-mapped memory."""
