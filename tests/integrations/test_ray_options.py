@@ -84,7 +84,7 @@ def test_keys_are_read_where_a_replica_runs(tmp_path: Path) -> None:
     made = options.serve_options()
     assert (made.keys, made.allowed_origins, made.names) == ((b"secret",), ("*",), ("microscale-demo",))
     file.write_text("")
-    with pytest.raises(BadSetting, match="holds no key"):
+    with pytest.raises(BadSetting, match="contains no key"):
         _ = options.keys
     assert not Deployed().allow_without_key
 

@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from microscale.cli import app
 from microscale.cli.serve import serve
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.server.monitoring.metrics import Metrics
@@ -59,3 +61,9 @@ def test_bad_settings_are_one_sentence() -> None:
             bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(BadSetting, match="not an address"):
         bind("no such host.invalid", 80)
+
+
+def test_a_wrong_config_is_refused_before_anything_is_loaded() -> None:
+    wrong = '{"method": "magic", "num_speculative_tokens": 2}'
+    with pytest.raises(BadSetting, match="no method 'magic'; use ngram"):
+        CliRunner().invoke(app, ["serve", "demo", "--speculative-config", wrong], catch_exceptions=False)

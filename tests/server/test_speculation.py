@@ -11,17 +11,15 @@ from typing import Any
 
 import openai
 import pytest
-from typer.testing import CliRunner
 
-from microscale.cli import app
 from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.sampling_params import SamplingParams
-from microscale.errors import BadSetting
 from microscale.text.byte_tokenizer import byte_tokenizer
 from support.loading import load_model
 from support.serve_command import PATIENCE_S, serving
 
+pytestmark = pytest.mark.nightly
 PROMPT = list(b"abcd abcd abcd abcd abcd ab")
 NEW = 60
 # The length is fixed: what is drafted must not depend on how busy the machine is.
@@ -135,9 +133,3 @@ def test_the_plan_says_who_drafts(address: str) -> None:
     told = plan["speculative"]
     assert (told["method"], told["num_speculative_tokens"], told["length"]) == ("ngram", 4, "fixed")
     assert told["predicted"] == []  # on a CPU predictions only rank kernels
-
-
-def test_a_wrong_config_is_refused_before_anything_is_loaded() -> None:
-    wrong = '{"method": "magic", "num_speculative_tokens": 2}'
-    with pytest.raises(BadSetting, match="no method 'magic'; use ngram"):
-        CliRunner().invoke(app, ["serve", "demo", "--speculative-config", wrong], catch_exceptions=False)

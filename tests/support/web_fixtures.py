@@ -1,4 +1,4 @@
-"""The web page in a real browser, against a real server that says what it is told to: fixtures, as a pytest plugin."""
+"""The web page in a real browser, against a real scripted server: fixtures, as a pytest plugin."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from support.web_page import PATIENCE_MS, WIDE, Open
 from support.web_turns import EXTRA, plan_document
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def web_server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     log = tmp_path_factory.mktemp("web") / "log"
     with live(log, step_s=0.0005, plan=plan_document(), turns=list(EXTRA.values())) as running:

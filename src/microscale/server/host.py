@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,15 +12,18 @@ from typing import TypeVar
 from microscale.engine.client.client import EngineClient
 from microscale.errors import MicroscaleError
 from microscale.server import errors
+from microscale.server.http.exchange import Exchange
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
 from microscale.server.options import RequestLimits
-from microscale.server.requests.body import IgnoredLog
+from microscale.server.requests.body import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
+from microscale.server.requests.parsing import parse
 from microscale.server.structured.check import GrammarChecker
 from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 INLINE_BYTES = 4096
 """Work on this much text takes about 2 ms, including rendering (2 cores); handing it to a thread would cost more."""
 
@@ -72,6 +75,17 @@ class Host:
         if name not in self.names:
             raise errors.model_not_found(name, self.names)
         return name
+
+    async def read_request(self, kind: type[B], body: bytes, exchange: Exchange) -> B:
+        """Parse a request. Ignored keys are logged, and named in the reply."""
+        request, ignored = await self.off_loop(len(body), lambda: parse(kind, body, strict=self.strict_requests))
+        self.report_ignored(ignored, exchange)
+        return request
+
+    def report_ignored(self, ignored: Sequence[Ignored], exchange: Exchange) -> None:
+        if ignored:
+            self.ignored.log(ignored)
+            exchange.headers[IGNORED_HEADER] = ignored_header(ignored)
 
     async def off_loop(self, num_bytes: int, work: Callable[[], T]) -> T:
         """Do work that takes time in proportion to ``num_bytes`` of text, without blocking the event loop."""

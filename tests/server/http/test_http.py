@@ -1,4 +1,4 @@
-"""HTTP as clients count on it: HEAD, request ids, packed bodies, errors that arrive, browsers' preflights."""
+"""HTTP: routes, keys, HEAD, request ids, compressed bodies, errors that arrive, browsers' preflights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,20 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from microscale.errors import BadSetting
 from microscale.server.errors import BodyTooLarge
 from microscale.server.http.body import unzip
+from microscale.server.http.cors import Cors
 from microscale.server.options import read_origins
 from support.browser import chromium
-from support.live_server import KEY, SEEDS, Live, live
+from support.live_server import KEY, MODEL, PAGE, SEEDS, Live, live
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-ASK = {"messages": [{"role": "user", "content": "Hi"}], "seed": SEEDS["answer"]}
-PAGE = "https://chat.example"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "seed": SEEDS["answer"]}
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, step_s=0, allowed_origins=[PAGE, "http://localhost:3000/"]) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Without ``--allowed-origin``, and slow enough to be looked at."""
-    with live(tmp_path_factory.mktemp("closed") / "log", step_s=0.002) as running:
-        yield running
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ping", "/v1/models", "/metrics", "/openapi.json", "/nowhere"])
@@ -54,15 +41,64 @@ def test_head_is_get_without_a_body(server: Live, path: str) -> None:
         assert head.headers["content-length"] == str(len(get.content))
 
 
-def test_ping_and_load(closed: Live) -> None:
-    assert httpx.get(f"{closed.address}/ping").json() == {"status": "ok"}
-    assert httpx.get(f"{closed.address}/load").status_code == 401
-    assert httpx.get(f"{closed.address}/load", headers=HEADERS).json() == {"server_load": 0}
-    body = {"prompt": "x", "max_tokens": 4000, "stream": True}
-    with httpx.stream("POST", f"{closed.v1}/completions", headers=HEADERS, json=body) as reply:
-        lines = reply.iter_lines()  # a name for it: one that is let go closes the connection
+def test_ping_and_load(server: Live) -> None:
+    def load() -> int:
+        return httpx.get(f"{server.address}/load", headers=HEADERS).json()["server_load"]  # type: ignore[no-any-return]
+
+    assert httpx.get(f"{server.address}/ping").json() == {"status": "ok"}
+    assert httpx.get(f"{server.address}/load").status_code == 401
+    wait_for(lambda: load() == 0)
+    body = {"prompt": "x", "max_tokens": 4000, "stream": True, "priority": 2}
+    with httpx.stream("POST", f"{server.v1}/completions", headers=HEADERS, json=body) as reply:
+        lines = reply.iter_lines()  # dropping the iterator would close the connection
         next(lines)
-        assert httpx.get(f"{closed.address}/load", headers=HEADERS).json() == {"server_load": 1}
+        assert load() == 1
+    wait_for(lambda: load() == 0)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}])
+def test_everything_but_health_needs_the_key(server: Live, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/metrics", "/plan", "/version", "/openapi.json", "/nowhere", "//health", "/health/"):
+        assert httpx.get(server.address + path, headers=headers).status_code == 401, path
+    assert httpx.post(f"{server.v1}/chat/completions", headers=headers, json=ASK).status_code == 401
+    assert httpx.get(server.address + "/health", headers=headers).status_code == 200
+
+
+def test_other_routes(server: Live) -> None:
+    with httpx.Client(base_url=server.address, headers=HEADERS) as client:
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/v1/chat/completions").status_code == 405
+        assert client.post("/v1/chat/completions", content=b"{}").status_code == 415
+        assert client.get("/version").json()["version"]
+        assert client.get("/plan").json()["plan"] == "scripted"
+        assert "/v1/chat/completions" in client.get("/openapi.json").json()["paths"]
+        ids = client.post("/tokenize", json={"prompt": "a <|end|> 日本"}).json()["tokens"]
+        assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "a <|end|> 日本"
+        assert client.post("/tokenize", json={"messages": ASK["messages"]}).json()["count"] > 20
+
+
+def test_metrics_and_the_log_report_a_request(server: Live) -> None:
+    request_id = httpx.post(f"{server.v1}/chat/completions", json=ASK, headers=HEADERS).json()["id"]
+    text = httpx.get(f"{server.address}/metrics", headers=HEADERS).text
+    for name in (
+        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_hits_total",
+        "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_sum", "e2e_request_latency_seconds_count",
+        "generation_tokens_total", "prompt_tokens_total", 'request_success_total{finished_reason="stop"',
+    ):  # fmt: skip
+        assert f"\nmicroscale:{name}" in text, name
+    assert f'microscale:kv_cache_usage_perc{{model_name="{MODEL}"}} 0.25' in text
+    wait_for(lambda: f"id={request_id} " in server.log.read_text())
+    line = next(line for line in server.log.read_text().splitlines() if f"id={request_id} " in line)
+    assert "route=/v1/chat/completions status=200 " in line
+    assert "finish=stop " in line
+    assert "first_token_ms=" in line
 
 
 def test_a_request_keeps_its_id(server: Live) -> None:
@@ -70,8 +106,7 @@ def test_a_request_keeps_its_id(server: Live) -> None:
         return httpx.post(f"{server.v1}/chat/completions", json=ASK, headers=HEADERS | headers)
 
     assert asked(**{"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
-    while "x_request_id=mine-1 " not in server.log.read_text():  # the line is written after the answer
-        time.sleep(0.05)
+    wait_for(lambda: "x_request_id=mine-1 " in server.log.read_text())  # the line is written after the reply
     made = [
         asked(**given).headers["x-request-id"]
         for given in ({}, {"x-request-id": "two words"}, {"x-request-id": "x" * 129})
@@ -173,20 +208,16 @@ def test_another_origin_gets_none(server: Live, origin: str) -> None:
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-def test_without_the_option_no_header_is_sent(closed: Live) -> None:
-    for reply in (preflight(closed, PAGE), httpx.get(f"{closed.v1}/models", headers=HEADERS | {"Origin": PAGE})):
-        assert not [name for name in reply.headers if name.startswith(("access-control", "vary"))]
-
-
-def test_every_page_of_the_web_needs_a_key(tmp_path: Path) -> None:
+def test_every_page_on_the_web_needs_a_key() -> None:
     with pytest.raises(BadSetting, match="--api-key-file"):
         read_origins(["*"], has_keys=False)
     for wrong in ("chat.example", "https://chat.example/path", "https://"):
         with pytest.raises(BadSetting, match="not an origin"):
             read_origins([wrong], has_keys=True)
     assert read_origins(["*", PAGE], has_keys=True) == ("*", PAGE)
-    with live(tmp_path / "log", step_s=0, allowed_origins=["*"]) as anybody:
-        assert preflight(anybody, "https://any.example").headers["access-control-allow-origin"] == "*"
+    asks = {"Origin": "https://any.example", "Access-Control-Request-Method": "POST"}
+    anybody = TestClient(Cors(FastAPI(), ["*"])).options("/v1/chat/completions", headers=asks)
+    assert anybody.headers["access-control-allow-origin"] == "*"
 
 
 ASKING = """
@@ -220,7 +251,7 @@ def page_address() -> Iterator[str]:
 
 
 def test_a_browser_chats_from_another_origin_if_that_is_allowed(
-    page_address: str, closed: Live, tmp_path: Path
+    page_address: str, server: Live, tmp_path: Path
 ) -> None:
     script = ASKING.replace("KEY", KEY).replace("SEED", str(SEEDS["answer"]))
     with live(tmp_path / "log", step_s=0, allowed_origins=[page_address]) as allowing, chromium() as browser:
@@ -233,4 +264,4 @@ def test_a_browser_chats_from_another_origin_if_that_is_allowed(
         assert "".join(said) == "The answer is 4. 日本"
         assert events.endswith("data: [DONE]\n\n")
         with pytest.raises(Exception, match="Failed to fetch"):
-            page.evaluate(script, closed.address)
+            page.evaluate(script, server.address)

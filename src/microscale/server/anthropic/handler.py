@@ -47,7 +47,7 @@ from microscale.server.http.encoding import TextSlot, encode
 from microscale.server.http.error_replies import code_of
 from microscale.server.http.exchange import Exchange, event_bytes
 from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.parsing import parse, refuse_unknown, report_ignored
+from microscale.server.requests.parsing import parse, refuse_unknown
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
 from microscale.text.events import Kind
@@ -215,7 +215,7 @@ async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T
     ignored = list(dict.fromkeys([*ignored, *convert.ignored_values(request)]))
     if host.strict_requests:
         refuse_unknown(ignored)
-    report_ignored(host, ignored, exchange)
+    host.report_ignored(ignored, exchange)
     return request
 
 

@@ -13,7 +13,6 @@ from microscale.server.openai.logprobs import token_text
 from microscale.server.requests.body import Body
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, MARKS, Tokens
-from microscale.server.requests.parsing import read_request
 
 
 class TokenizeText(Body):
@@ -53,11 +52,11 @@ class Detokenized(Struct, frozen=True):
 async def tokenize(host: Host, body: bytes, exchange: Exchange) -> None:
     """Tokenize a text, or a conversation as it would be rendered."""
     try:
-        text: TokenizeText | TokenizeChat = await read_request(host, TokenizeText, body, exchange)
+        text: TokenizeText | TokenizeChat = await host.read_request(TokenizeText, body, exchange)
     except BadField as error:
         if error.param != "prompt":
             raise
-        text = await read_request(host, TokenizeChat, body, exchange)
+        text = await host.read_request(TokenizeChat, body, exchange)
     await exchange.json(await host.off_loop(len(body), lambda: _tokenize(host, text)))
 
 
@@ -73,7 +72,7 @@ def _tokenize(host: Host, request: TokenizeText | TokenizeChat) -> bytes:
 
 
 async def detokenize(host: Host, body: bytes, exchange: Exchange) -> None:
-    request = await read_request(host, DetokenizeRequest, body, exchange)
+    request = await host.read_request(DetokenizeRequest, body, exchange)
     host.check_model(request.model)
     await exchange.json(
         await host.off_loop(

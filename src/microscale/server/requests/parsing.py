@@ -1,4 +1,4 @@
-"""Parses a body into a request, or raises an error that names the field. Long bodies are parsed off the event loop."""
+"""Parses a body into a request, or raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pydantic_core import ErrorDetails
 
 from microscale.server import errors
 from microscale.server.errors import BadField
-from microscale.server.host import Host
-from microscale.server.http.exchange import Exchange
-from microscale.server.requests.body import IGNORED_HEADER, MANY, Body, Ignored, ignored_header, ignored_keys
+from microscale.server.requests.body import MANY, Body, Ignored, ignored_keys
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY
@@ -79,16 +77,3 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif _FIELD.fullmatch(part) and part not in _VARIANTS:
             path += f".{part}" if path else part
     return path
-
-
-async def read_request(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
-    """Parse a request. Ignored keys are logged, and named in the reply."""
-    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
-    report_ignored(host, ignored, exchange)
-    return request
-
-
-def report_ignored(host: Host, ignored: list[Ignored], exchange: Exchange) -> None:
-    if ignored:
-        host.ignored.log(ignored)
-        exchange.headers[IGNORED_HEADER] = ignored_header(ignored)

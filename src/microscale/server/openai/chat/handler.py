@@ -33,7 +33,6 @@ from microscale.server.openai.chat.schema import (
 )
 from microscale.server.openai.logprobs import ChatLogprobs, ChatLogprobSorter, joined
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import read_output_format
 from microscale.text.events import Kind
@@ -267,5 +266,5 @@ def _call_id() -> str:
 
 async def chat(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await read_request(host, ChatRequest, body, exchange)
+    request = await host.read_request(ChatRequest, body, exchange)
     await Chat(host, request, exchange).run(len(body))

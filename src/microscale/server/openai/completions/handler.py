@@ -27,7 +27,6 @@ from microscale.server.openai.completions.logprobs import (
 )
 from microscale.server.openai.completions.schema import CompletionRequest, PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import completion_grammar
 from microscale.text.output import Delta, PlainOutput
 
@@ -222,5 +221,5 @@ def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
 
 async def complete(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await read_request(host, CompletionRequest, body, exchange)
+    request = await host.read_request(CompletionRequest, body, exchange)
     await Completions(host, request, exchange).run()

@@ -42,7 +42,6 @@ from microscale.server.openai.responses.store import StoredResponse
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.requests.body import Body
-from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 
 
@@ -220,14 +219,14 @@ def _word(value: object) -> str | None:
 
 async def respond(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await read_request(host, ResponsesRequest, body, exchange)
+    request = await host.read_request(ResponsesRequest, body, exchange)
     await Responses(host, request, exchange).run(len(body))
 
 
 async def count_input(host: Host, body: bytes, exchange: Exchange) -> None:
     """``/v1/responses/input_tokens``: the number of tokens in a request's prompt."""
     host.check_open()
-    request = await read_request(host, ResponsesRequest, body, exchange)
+    request = await host.read_request(ResponsesRequest, body, exchange)
     host.check_model(request.model)
     toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
     made = await response_prompt(host, request, toolbox, exchange.record.owner, len(body))
