@@ -20,7 +20,7 @@ from support.tiny_gemma_text import tiny_gemma, write_gemma_text
 HEADERS = {"authorization": f"Bearer {KEY}"}
 NEVER = "\x00"
 """A stop string that no text contains: with one to look for, no token takes the fast path."""
-SLOW = {"priority": 30}
+SLOW: dict[str, Any] = {"priority": 30}
 """30 ms per token: streamed text arrives in many parts, however busy the machine is."""
 THOUGHT = "One, two.\n\nThree."
 ANSWER = "The answer is 4.\n\nTruly, 日本."

@@ -51,12 +51,7 @@ def test_unknown_keys_are_named_at_every_level(server: Live) -> None:
         *("metadata", "messages.content.caller", "messages.content.content.x8", "messages.content.data"),
         *("messages.content.x3", "messages.content.x5", "messages.content.x7", "messages.x4"),
         *("output_config.task_budget", "system.cache_control", "system.x2", "thinking.x10"),
-        *(
-            "tools.defer_loading",
-            "tools.web_search_20250305",
-            "tools.x9",
-            "x1",
-        ),
+        *("tools.defer_loading", "tools.web_search_20250305", "tools.x9", "x1"),
     ]
     assert ignored(server, body) == sorted(named)
     counted = {name: value for name, value in body.items() if name not in ("max_tokens", "seed")}

@@ -200,14 +200,8 @@ MARKDOWN = [
     ("2. two\n3. three", '<ol start="2"><li>two</li><li>three</li></ol>'),
     ("> quoted\n> more\n\nnot", "<blockquote><p>quoted\nmore</p></blockquote><p>not</p>"),
     ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
-    (
-        "![alt](https://x.org/a.png)",
-        f'<p><a href="https://x.org/a.png"{APART}>alt</a></p>',
-    ),
-    (
-        "see https://x.org/a_b.",
-        f'<p>see <a href="https://x.org/a_b"{APART}>https://x.org/a_b</a>.</p>',
-    ),
+    ("![alt](https://x.org/a.png)", f'<p><a href="https://x.org/a.png"{APART}>alt</a></p>'),
+    ("see https://x.org/a_b.", f'<p>see <a href="https://x.org/a_b"{APART}>https://x.org/a_b</a>.</p>'),
     ("\\[\nx\n\\]", '<pre class="math">\\[\nx\n\\]</pre>'),
 ]
 DRAW = """async (text) => {
