@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
     "models": {"backends.ops", "backends.recording_ops", "formats", "parallel.sharding", "errors"},
     "parallel": {"errors"},
-    "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors"},
+    "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors", "version"},
     "server": {"engine", "text", "settings", "errors", "version"},
     "prove": {"models", "kernels", "compiling", "backends", "formats", "hardware", "errors"},
     "doctor": {"hardware", "errors", "version"},
