@@ -139,7 +139,7 @@ def test_what_is_running(open_page: Open) -> None:
         expect(page.locator("#running-title")).to_be_focused()
         expect(page.locator("#running-lead")).to_contain_text("on NVIDIA GeForce RTX 5090, precision exact")
         expect(page.locator("#memory-lead")).to_contain_text("of 28.8 GiB that may be used")
-        expect(page.locator(".memory-list")).to_contain_text("Runtime1.00 GiB")
+        expect(page.locator(".memory-list")).to_contain_text("Runtime1 GiB")
         rows = page.locator(".layer-row")
         names = ["Queries, keys, values", "Attention, sliding", "Attention, full", "Attention output", "Experts"]
         assert rows.locator(".name").all_inner_texts()[:5] == names

@@ -92,7 +92,8 @@ def run_node(model: str, world: int, nodes: Nodes, node_rank: int, gpu: str | No
     ranks = range(node_rank * each, (node_rank + 1) * each)
     commands = [[*COMMAND, *arguments, "--rank", str(rank)] for rank in ranks]
     running = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
-    print(f"Ranks {ranks.start} to {ranks.stop - 1} of {world} run here.", file=sys.stderr, flush=True)
+    names = ", ".join(map(str, ranks))
+    print(f"This machine runs rank {names} of {world} ranks.", file=sys.stderr, flush=True)
     deadline = 0.0
     try:
         while all(process.poll() is None for process in running):
