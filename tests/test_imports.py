@@ -16,7 +16,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main()
 print(json.dumps(sorted(sys.modules)))
 """
-SERVER = {"fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client", "llguidance", "tokenizers", "msgspec"}
+SERVER = {"fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client", "llguidance", "tokenizers"}
 NEVER = {"transformers", "matplotlib", "torch._dynamo", "torch._inductor"}
 HEAVY = {"torch", "triton", "numpy", "microscale.hardware", "microscale.kernels.launch", "ptxproof"}
 
@@ -27,7 +27,7 @@ HEAVY = {"torch", "triton", "numpy", "microscale.hardware", "microscale.kernels.
         ("--help", SERVER | NEVER | HEAVY | {"pydantic", "rich.progress", "microscale_lab"}),
         # The server's own process: the engine's, which it starts, needs torch. The server's packages are imported when
         # the engine knows what it will load.
-        ("serve --help", (SERVER - {"msgspec"}) | NEVER | HEAVY),
+        ("serve --help", SERVER | NEVER | HEAVY),
         ("bench serve --help", SERVER | NEVER | HEAVY),
         ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}),
         ("explain demo --gpu b200", SERVER | NEVER | {"microscale.server", "microscale.engine.process"}),

@@ -34,7 +34,7 @@ def test_every_option_of_every_command_is_on_the_page() -> None:
             if parameter.name != "help" and not getattr(parameter, "hidden", False):
                 shown = parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[-1]
                 assert f"`{shown}`" in part, f"{name}: {shown}"
-    assert "| `--port` | The port; 0 takes a free one. Default: `8000`. |" in text
+    assert "| `--port` | The port to listen on; 0 chooses a free one. Default: `8000`. |" in text
     assert "`--enable-prefix-caching`, `--no-enable-prefix-caching`" in text
 
 
