@@ -30,7 +30,10 @@ HEAVY = {"torch", "triton", "numpy", "microscale.hardware", "microscale.kernels.
         ("serve --help", SERVER | NEVER | HEAVY),
         ("bench serve --help", SERVER | NEVER | HEAVY),
         ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}),
-        ("explain demo --gpu b200", SERVER | NEVER | {"microscale.server", "microscale.engine.process"}),
+        (
+            "explain demo --gpu b200",
+            (SERVER - {"msgspec"}) | NEVER | {"microscale.server", "microscale.engine.process"},
+        ),
     ],
 )
 def test_a_command_imports_what_it_needs(command: str, absent: set[str]) -> None:

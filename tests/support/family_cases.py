@@ -31,7 +31,9 @@ class FamilyCase:
     """For experts that are quantised as they load."""
 
     def options(self, folder: Path, **changes: Any) -> EngineConfig:
-        return EngineConfig(str(folder), device="cpu", dtype="float32", layer_format=self.layer_formats, **changes)
+        return EngineConfig(
+            str(folder), device="cpu", layer_format=self.layer_formats, **{"dtype": "float32", **changes}
+        )
 
 
 def gpt_oss(name: str, seed: int) -> FamilyCase:
