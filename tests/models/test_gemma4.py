@@ -27,9 +27,10 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
 from microscale.models.gemma4.model import partial_table
-from support.errors import assert_close, model_noise
+from microscale_lab.cases.errors import assert_close
 from support.forward import all_logits, last_logits
 from support.loading import load_model
+from support.model_noise import model_noise
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,

@@ -22,11 +22,12 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.rope import YarnRope, yarn_table
-from support.errors import assert_close, model_noise
+from microscale_lab.cases.errors import assert_close
 from support.families import load_gpt_oss
 from support.forced_routing import forced_run, reference_run
 from support.forward import all_logits, last_logits
 from support.loading import load_model
+from support.model_noise import model_noise
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
 from support.truth import load_transformers
 

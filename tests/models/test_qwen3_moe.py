@@ -23,9 +23,10 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
-from support.errors import assert_close, model_noise
+from microscale_lab.cases.errors import assert_close
 from support.forward import all_logits, last_logits
 from support.loading import load_model
+from support.model_noise import model_noise
 from support.tiny_qwen3_moe import (
     CASES,
     published,
