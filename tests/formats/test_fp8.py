@@ -10,7 +10,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import ChannelScaled, decode, encode_channels
 from microscale.formats.fp8 import SMALLEST_SCALE
-from support.errors import step
+from microscale_lab.cases.errors import step
 
 
 def test_every_code_survives_its_own_scale() -> None:

@@ -13,8 +13,10 @@ from triton.runtime.errors import OutOfResources
 
 from microscale.hardware import detect, known, present
 from microscale.kernels.moe import grouped
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import Problem
 from microscale_lab.prove.bridge import as_card
-from support.moe_cases import Case, Problem, check_rounded
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("goes from the GPU as it is to cards and back")]
 GB10 = known("gb10")

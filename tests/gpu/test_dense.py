@@ -38,7 +38,7 @@ from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense import Problem, make_weights
 from microscale_lab.cases.dense_from_sum import FromSumCase, FromSumTileCase, make_summed
-from support.errors import step
+from microscale_lab.cases.errors import step
 
 pytestmark = pytest.mark.odd_shapes
 IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]

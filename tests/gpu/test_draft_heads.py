@@ -24,8 +24,8 @@ from microscale.models.draft_heads.layer import Steps
 from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.taps import Taps
-from support.errors import model_noise
 from support.families import load_gpt_oss
+from support.model_noise import model_noise
 
 NAME = "gpt-oss-20b-eagle3"
 CUDA = torch.device("cuda")

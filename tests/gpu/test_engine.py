@@ -28,10 +28,10 @@ from microscale.kernels.dense import dequantized, unpack
 from microscale.kernels.small import norms
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from support.errors import model_noise
 from support.forward import all_logits
 from support.greedy import near_tie
 from support.loading import load_model
+from support.model_noise import model_noise
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 4, "vocab_size": 4096}
 MANY_EXPERTS = {**SHAPE, "num_local_experts": 16}

@@ -24,9 +24,10 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
+from microscale_lab.cases.errors import errors, rms_step
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import Problem
 from microscale_lab.prove.bridge import as_card
-from support.errors import errors, rms_step
-from support.moe_cases import Case, Problem
 from support.ptx_faults import (
     Run,
     Seeded,

@@ -23,11 +23,12 @@ from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.dense import unpack
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, routing
+from microscale_lab.cases.errors import errors, rms_step
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import Problem
 from microscale_lab.prove.bridge import as_card, interpreted
 from ptx_kernels import run_warp, warp_kernel
 from ptxproof.instructions import target_name
-from support.errors import errors, rms_step
-from support.moe_cases import Case, Problem
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("the interpreter is held against the GPU as it is")]
 NOT_EXACT = re.compile(r"\b(mma\.sync|wgmma|\w+\.approx|div\.full)")

@@ -30,9 +30,11 @@ from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
+from microscale_lab.cases.errors import assert_close, check_rounded
+from microscale_lab.cases.experts import GELU, SILU, Problem, e4m3_by_token
+from microscale_lab.cases.experts import LAYERS as CASES
+from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.moe import fp8_bound, gate_e4m3
-from support.errors import assert_close
-from support.moe_cases import CASES, GELU, SILU, Case, Problem, check_rounded, e4m3_by_token
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"

@@ -16,7 +16,10 @@ from microscale.hardware.tiles.gemm import Tile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
-from support.moe_cases import CASES, GELU, SILU, SWIGLU, Case, Problem, check_rounded
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
+from microscale_lab.cases.experts import LAYERS as CASES
+from microscale_lab.cases.experts import Layer as Case
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 

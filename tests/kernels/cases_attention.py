@@ -45,6 +45,7 @@ from microscale_lab.cases.attention import (
     make_batch,
     make_sinks,
 )
+from microscale_lab.cases.errors import assert_close, step
 from microscale_lab.cases.fused_attention import (
     KINDS,
     PLAIN_HEADS,
@@ -55,7 +56,6 @@ from microscale_lab.cases.fused_attention import (
     make_heads,
     one_of_three,
 )
-from support.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -19,7 +19,7 @@ from microscale.kernels.dense.spec import DenseWeights, Logits
 from microscale_lab.cases import dense as cases
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense import Problem
-from support.errors import assert_close, step
+from microscale_lab.cases.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -18,7 +18,10 @@ from microscale.kernels import layouts, mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import grouped
-from support.moe_cases import CASES, SWIGLU, Case, Problem, check_rounded
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import LAYERS as CASES
+from microscale_lab.cases.experts import SWIGLU, Problem
+from microscale_lab.cases.experts import Layer as Case
 
 AMPERE = known("a100")
 # The interpreter truncates where `combine` rounds to bf16: twice the error of one rounding.

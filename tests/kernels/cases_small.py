@@ -20,8 +20,8 @@ from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 from microscale_lab.cases import small as cases
+from microscale_lab.cases.errors import Errors, assert_close, step
 from microscale_lab.cases.small import HEADS
-from support.errors import Errors, assert_close, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

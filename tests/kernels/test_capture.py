@@ -36,8 +36,9 @@ from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
 from microscale.models.recorded import Step
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable
-from support.moe_cases import Case, make_routing, make_weights
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from microscale.kernels.linear import linear
-from support.errors import step
+from microscale_lab.cases.errors import step
 
 
 @pytest.mark.parametrize("bias", [False, True])

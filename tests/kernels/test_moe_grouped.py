@@ -17,8 +17,9 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
+from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
+from microscale_lab.cases.experts import Layer as Case
 from support.interpreter import first_and_all, run_cases
-from support.moe_cases import GELU, SILU, SWIGLU, Case, Problem
 
 
 @first_and_all

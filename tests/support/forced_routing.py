@@ -24,8 +24,8 @@ from microscale.kernels.moe.spec import Routing
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import Router, Sandwich
 from microscale.models.families import AnyModel
-from support.errors import model_noise
 from support.forward import all_logits
+from support.model_noise import model_noise
 
 WORST = 2.0
 """How many times plain bf16's worst row a row may be off: other orders of sums are other roundings, and the largest of

@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale_lab.cases.errors import step
 from support.cpu_flags import NEEDS_AMX
-from support.errors import step
 from support.tiny_checkpoints import tiny_config, write_hf
 from support.tiny_gemma4 import (
     EXPERTS,

@@ -29,8 +29,10 @@ from microscale.integrations import vllm as plugin
 from microscale.integrations import vllm_experts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import MoeWeights, Routing
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import GELU, make_routing, make_tokens, make_weights
+from microscale_lab.cases.experts import Layer as Case
 from support.cpu_flags import NEEDS_AMX
-from support.moe_cases import GELU, Case, check_rounded, make_routing, make_tokens, make_weights
 from support.tiny_checkpoints import CASES, write_hf
 
 

@@ -16,7 +16,9 @@ from microscale.formats import BlockScaled
 from microscale.hardware import detect
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, MoeWeights, Routing
-from support.moe_cases import GELU, Case, check_rounded, make_routing, make_tokens, make_weights
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import GELU, make_routing, make_tokens, make_weights
+from microscale_lab.cases.experts import Layer as Case
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -23,12 +23,13 @@ from microscale.kernels.launch import launch, watching
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import Problem
 from microscale_lab.prove import bridge
 from microscale_lab.prove.bridge import as_card, label
 from ptxproof import Kernel
 from ptxproof import play as module
 from support.fake_driver import FakeDriver, faked
-from support.moe_cases import Case, Problem
 
 pytestmark = pytest.mark.timeout(300)
 H200, A100, GB10 = known("h200"), known("a100"), known("gb10")

@@ -17,8 +17,8 @@ from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
+from microscale_lab.cases.errors import errors, rms_step
 from ptxproof.errors import InterpretError
-from support.errors import errors, rms_step
 from support.interpreted import Edit, interpreted
 from support.ptx_faults import (
     Seeded,

@@ -27,11 +27,12 @@ from microscale.kernels.moe.spec import MoeSpec, Routing
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
+from microscale_lab.cases.errors import assert_close, check_rounded, errors, rms_step, step
+from microscale_lab.cases.experts import GELU, Problem
+from microscale_lab.cases.experts import Layer as Case
 from ptxproof import Kernel
 from ptxproof.ptx import Instruction, instructions
-from support.errors import assert_close, errors, rms_step, step
 from support.interpreted import Edit, interpreted
-from support.moe_cases import GELU, Case, Problem, check_rounded
 
 pytestmark = pytest.mark.timeout(600)
 HIDDEN, INTERMEDIATE = 352, 160

@@ -20,12 +20,13 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale_lab.cases.attention import Shape
+from microscale_lab.cases.errors import assert_close, check_rounded, rms_step, step
+from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import Problem
 from microscale_lab.cases.fused_attention import PLAIN_HEADS, fused_bound, make_heads
 from ptxproof import Kernel
 from ptxproof.errors import InterpretError, Race
-from support.errors import assert_close, rms_step, step
 from support.interpreted import Edit, interpreted
-from support.moe_cases import Case, Problem, check_rounded
 from support.ptx_faults import only_in, removed
 
 pytestmark = pytest.mark.timeout(600)

@@ -1,8 +1,8 @@
-"""The error norms and bounds of the package's kernel cases, under the name that the tests use; and a whole model's."""
+"""The bound on the error of a whole model's logits."""
 
 import math
 
-from microscale_lab.cases.errors import Errors, assert_close, errors, rms_step, step
+from microscale_lab.cases.errors import rms_step
 
 ROUNDINGS = 15
 """Answers of one decoder layer that are rounded to the activations' type: 2 norms, the projection to heads, q and k
@@ -16,6 +16,3 @@ def model_noise(layers: int, fmt: str = "bf16") -> float:
     """The RMS error of a model's logits, over their RMS, where every answer is rounded to ``fmt``: errors that know
     nothing of each other add up as squares."""
     return math.sqrt(ROUNDINGS * layers + AT_THE_END) * rms_step(fmt)
-
-
-__all__ = ["Errors", "assert_close", "errors", "model_noise", "rms_step", "step"]
