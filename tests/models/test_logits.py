@@ -24,12 +24,13 @@ from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
 from microscale.models.gemma4.model import partial_table
 from microscale.models.rope import YarnRope, yarn_table
+from microscale_lab.cases.errors import assert_close
 from support import tiny_gemma4
-from support.errors import assert_close, model_noise
 from support.family_cases import CASES, ONE_OF_EACH, FamilyCase, logits_of, random_prompts
 from support.forced_routing import forced_run, reference_run
 from support.forward import all_logits, last_logits
 from support.loading import load_model
+from support.model_noise import model_noise
 
 NEW_TOKENS = 64
 LENGTHS = (1, 37, 90)
