@@ -16,6 +16,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss
+from support.step_calls import COUNTED_STEPS, count_calls
 
 NEW = 24
 
@@ -79,3 +80,8 @@ def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[
     tokens, _, preempted = run(models[4], limits_for(models[4]), 48, 40, fill=fill)
     assert preempted > 0
     assert tokens == alone
+
+
+def test_a_decoding_step_takes_few_calls_outside_of_the_model() -> None:
+    """On the host they stand between two steps of the GPU wherever a step cannot run ahead."""
+    assert sum(count_calls().values()) / COUNTED_STEPS < 70
