@@ -11,11 +11,11 @@ from microscale import hardware
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.op import Activations
-from support.interpreter import halves_and_all, run_cases
+from support.interpreter import thirds_and_all, run_cases
 
 
 @pytest.mark.slow
-@halves_and_all
+@thirds_and_all
 def test_under_the_interpreter(which: str) -> None:
     run_cases("cases_attention.py", which, beside=__file__)
 

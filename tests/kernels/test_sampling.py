@@ -23,7 +23,7 @@ from microscale.kernels.sampling.reference import (
     score,
 )
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SamplingBatch, SamplingSpec, Status
-from support.interpreter import halves_and_all, run_cases
+from support.interpreter import thirds_and_all, run_cases
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
 
@@ -131,6 +131,6 @@ def test_refusals_and_cost() -> None:
 
 
 @pytest.mark.slow
-@halves_and_all
+@thirds_and_all
 def test_triton_under_the_interpreter(which: str) -> None:
     run_cases("cases_sampling.py", which, beside=__file__)

@@ -32,7 +32,7 @@ from microscale.kernels.small.reference import (
     write_kv,
 )
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
-from support.interpreter import halves_and_all, run_cases
+from support.interpreter import thirds_and_all, run_cases
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -249,7 +249,7 @@ def test_the_router_behind_a_sum_is_gemmas_own() -> None:
 
 
 @pytest.mark.slow
-@halves_and_all
+@thirds_and_all
 def test_triton_under_the_interpreter(which: str) -> None:
     run_cases("cases_small.py", which, beside=__file__)
 

@@ -26,7 +26,7 @@ import pytest
 ALL = "all cases"
 _ALL = pytest.param(ALL, marks=pytest.mark.nightly)
 first_and_all = pytest.mark.parametrize("which", ["first cases 1/1", _ALL])
-halves_and_all = pytest.mark.parametrize("which", ["first cases 1/2", "first cases 2/2", _ALL])
+thirds_and_all = pytest.mark.parametrize("which", [*(f"first cases {part}/3" for part in (1, 2, 3)), _ALL])
 """For files with many test functions, each of which has a first case."""
 
 

@@ -62,7 +62,7 @@ interpreter._get_np_dtype = _numpy_type
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--first-of-each", help="1/2: run the first case of each test function, of half of the functions.")
+    parser.addoption("--first-of-each", help="1/3: the first case of each test function, of a third of the functions.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
