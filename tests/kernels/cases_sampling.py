@@ -192,6 +192,7 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "params",
     [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 5}, {"temperature": 1.0, "top_p": 0.8, "min_p": 0.05}],

@@ -11,7 +11,7 @@ from microscale import hardware
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.op import Activations
-from support.interpreter import thirds_and_all, run_cases
+from support.interpreter import run_cases, thirds_and_all
 
 
 @pytest.mark.slow

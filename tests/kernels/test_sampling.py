@@ -23,7 +23,7 @@ from microscale.kernels.sampling.reference import (
     score,
 )
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SamplingBatch, SamplingSpec, Status
-from support.interpreter import thirds_and_all, run_cases
+from support.interpreter import run_cases, thirds_and_all
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
 

@@ -32,7 +32,7 @@ from microscale.kernels.small.reference import (
     write_kv,
 )
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
-from support.interpreter import thirds_and_all, run_cases
+from support.interpreter import run_cases, thirds_and_all
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if part := config.getoption("--first-of-each"):
-        first = list({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())[::-1]
+        usual = [item for item in items if item.get_closest_marker("nightly") is None]
+        first = list({item.nodeid.partition("[")[0]: item for item in reversed(usual)}.values())[::-1]
         place, parts = map(int, part.split("/"))
         items[:] = first[place - 1 :: parts]
