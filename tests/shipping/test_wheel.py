@@ -24,6 +24,7 @@ DATA = (
     "hardware/tuned/",
     "hardware/measured/",
     "hardware/published",
+    "hardware/draft_costs.json",
     "py.typed",
 )
 """What is no Python and belongs to the package."""
