@@ -1,4 +1,4 @@
-"""``microscale doctor``: what this machine has, what is missing, and how to mend it. Works without a GPU."""
+"""``microscale doctor``: what this machine has, what is missing, and how to fix it. Works without a GPU."""
 
 from __future__ import annotations
 

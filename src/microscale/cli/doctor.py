@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what this machine has, what is missing, and how to mend it.
+    """Say what this machine has, what is missing, and how to fix it.
 
     The exit status is 1 when something is broken. No GPU is needed.
     """
@@ -36,6 +36,6 @@ def doctor(
         for finding in findings:
             table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
             if finding.mend:
-                table.add_row("", "", escape(f"mend: {finding.mend}"))
+                table.add_row("", "", escape(f"fix: {finding.mend}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)

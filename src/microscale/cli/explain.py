@@ -40,7 +40,7 @@ def explain(
     speculative: Annotated[
         str | None,
         typer.Option(
-            help="Say whether drafts pay: ngram, eagle3, a draft head's folder or hub id, or the JSON of "
+            help="Show whether drafts are worth it: ngram, eagle3, a draft head's folder or hub id, or the JSON of "
             "serve's --speculative-config."
         ),
     ] = None,

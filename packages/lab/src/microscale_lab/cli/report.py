@@ -14,9 +14,9 @@ from microscale.errors import BadSetting
 
 
 def report(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The JSON file; the page is beside it as .md.")] = Path(
-        "microscale-report.json"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The JSON file; the page is next to it as .md.")
+    ] = Path("microscale-report.json"),
     gpu: Annotated[
         str | None, typer.Option(help="Without a GPU: execute this card's kernels on the CPU; nothing is timed.")
     ] = None,
