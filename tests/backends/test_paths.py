@@ -12,7 +12,6 @@ import torch
 from microscale.backends import paths, registry
 from microscale.backends.calls import run_sampling
 from microscale.backends.decision import Rejected
-from microscale.backends.measured_as import path_name
 from microscale.backends.ops import (
     Activations,
     AttentionBatch,
@@ -46,6 +45,7 @@ from microscale.kernels.op import Path, Reason, always
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 from microscale.models.recorded import samplings
+from microscale_lab.predict.measured_as import path_name
 
 H200 = known("h200")
 HEADS = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=4096)

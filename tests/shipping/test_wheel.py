@@ -25,6 +25,7 @@ DATA = (
     "hardware/measured/",
     "hardware/published",
     "hardware/draft_costs.json",
+    "engine/predictions.json",
     "py.typed",
 )
 """What is no Python and belongs to the package."""
@@ -91,7 +92,9 @@ def test_the_same_sources_give_the_same_bytes(wheel: zipfile.ZipFile, tmp_path: 
 def test_the_packages_next_to_it_are_whole_and_of_the_same_version(name: str, module: str, tmp_path: Path) -> None:
     folder = ROOT / PACKAGES[name] / "src"
     expected = {
-        str(path.relative_to(folder)) for path in (folder / module).rglob("*") if path.suffix in (".py", ".typed")
+        str(path.relative_to(folder))
+        for path in (folder / module).rglob("*")
+        if path.suffix in (".py", ".typed", ".json")
     }
     names = zipfile.ZipFile(build(tmp_path, name)).namelist()
     assert {path for path in names if path.startswith(f"{module}/")} == expected

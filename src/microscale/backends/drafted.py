@@ -1,13 +1,22 @@
-"""Specs of a step that verifies drafts, and how many experts its tokens use: for predictions."""
+"""For predictions: attention specs of decoding steps, with drafts and without, and how many experts tokens use."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from microscale.backends.estimate import DECODING_TOKENS
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.moe.cost import expected_experts
 from microscale.kernels.moe.spec import MoeSpec
+
+
+def decoding(spec: AttentionSpec, sequences: int, context: int, kv_fp8: bool) -> AttentionSpec:
+    """One new token of each sequence."""
+    shape = None
+    if sequences > DECODING_TOKENS:  # otherwise so many tokens would count as one prompt
+        shape = BatchShape(sequences, 1, -(-context // spec.page_size), kv_fp8)
+    return replace(spec, tokens=sequences, context=context, batch=shape)
 
 
 def verified(spec: AttentionSpec, sequences: int, drafts: int, context: int, kv_fp8: bool) -> AttentionSpec:

@@ -1,4 +1,6 @@
-"""How long an implementation will take: its cost over the card's ceilings and the efficiency measured for the family.
+"""How long a kernel will take: its cost over the card's ceilings and the efficiency measured for the card's family.
+
+The oracle ranks implementations by this, and it is the time that ``explain`` shows for each layer.
 
 Attention needs more than its spec says, and gets it here: how the new tokens divide into sequences, and the bytes of a
 cached number. Up to ``DECODING_TOKENS`` tokens are as many sequences with one new token each; more are prompts.
@@ -7,7 +9,7 @@ cached number. Up to ``DECODING_TOKENS`` tokens are as many sequences with one n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from microscale.hardware import LAUNCH_US, UNCHAINED_US, Feature, Gpu, speeds
 from microscale.kernels.attention.spec import AttentionSpec
@@ -19,7 +21,7 @@ DECODING_TOKENS = 256
 
 @dataclass(frozen=True)
 class Estimate:
-    """The time of one call, and what stands behind it."""
+    """The time of one call, or of several together."""
 
     us: float
     floor_us: float
@@ -27,6 +29,27 @@ class Estimate:
     flops: int
     tuned: bool
     """The efficiency was measured on a card of this family, for work of about this size."""
+    launch_us: float = 0.0
+    """The part of ``us`` that is launches."""
+
+    def __add__(self, other: Self) -> Self:
+        return replace(
+            self,
+            us=self.us + other.us,
+            floor_us=self.floor_us + other.floor_us,
+            bytes=self.bytes + other.bytes,
+            flops=self.flops + other.flops,
+            tuned=self.tuned and other.tuned,
+            launch_us=self.launch_us + other.launch_us,
+        )
+
+    def times(self, count: int) -> Self:
+        names = ("us", "floor_us", "bytes", "flops", "launch_us")
+        return replace(self, **{name: getattr(self, name) * count for name in names})
+
+    def without_launches(self) -> Self:
+        """For work that runs inside another kernel."""
+        return replace(self, us=max(self.us - self.launch_us, self.floor_us), launch_us=0.0)
 
 
 def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) -> Estimate:
@@ -34,14 +57,12 @@ def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) 
     cost = cost_of(entry, spec, gpu, kv_size)
     work = (cost.bytes, cost.flops, cost.unit.value, gpu)
     floor, ideal = speeds.floor_us(*work), speeds.ideal_us(*work)
+    launches = 0.0 if gpu.is_cpu else cost.launches * LAUNCH_US
     measured = speeds.efficiency(gpu.family, entry.op, cost.runs_as or entry.name, cost.bytes, cost.flops)
-    if measured is not None:
-        us = ideal / measured
-    else:
-        us = ideal / cost.efficiency + (0.0 if gpu.is_cpu else cost.launches * LAUNCH_US)
+    us = ideal / cost.efficiency + launches if measured is None else ideal / measured
     if gpu.has(Feature.PDL) and not cost.chained:
         us += UNCHAINED_US
-    return Estimate(us, floor, cost.bytes, cost.flops, measured is not None)
+    return Estimate(us, floor, cost.bytes, cost.flops, measured is not None, min(launches, us))
 
 
 def cost_of(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) -> Cost:
@@ -56,7 +77,7 @@ def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, k
     if spec.batch is not None and spec.batch.verify:
         # A sequence's next token and its drafts read the same keys, once.
         cost = replace(cost, bytes=entry.cost(replace(spec, tokens=spec.batch.sequences), gpu).bytes)
-    elif spec.tokens > DECODING_TOKENS:
+    elif spec.tokens > DECODING_TOKENS and (spec.batch is None or spec.batch.longest_query > 1):
         cached = max(spec.context - spec.tokens, 0)
         mean = replace(spec, context=cached + (spec.tokens + 1) // 2)
         # A window slides over the prompt: all of its keys are read, once.

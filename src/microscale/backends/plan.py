@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from microscale.backends import registry
 from microscale.backends.decision import Decision, Plan, Rejected
+from microscale.backends.estimate import Estimate, estimate
 from microscale.backends.oracle import Freedom, Preference, decide_layer
 from microscale.backends.precision import BITS, EXACT, Precision
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
-from microscale.kernels.op import Activations
+from microscale.kernels.op import Activations, Implementation
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
 """Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
@@ -54,6 +55,15 @@ class Setup:
     def kv_size(self) -> int:
         """Bytes of one number in the KV cache."""
         return 1 if self.precision.kv_format == "fp8" else self.activation_size
+
+
+T = TypeVar("T", bound=Estimate)
+TimeOf = Callable[[Implementation[Any], Any, Setup, str], T]
+"""The time of an implementation for a spec, in a setup, as the layer of this name."""
+
+
+def estimated(entry: Implementation[Any], spec: Any, setup: Setup, layer: str) -> Estimate:
+    return estimate(entry, spec, setup.gpu, setup.kv_size)
 
 
 def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:

@@ -23,7 +23,7 @@ from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.team import Team
-from microscale.engine.prediction.predict import predict
+from microscale.engine.predictions import Kind, predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting, Unsupported
@@ -127,27 +127,25 @@ def run(
     for case in cases:
         engine = make_engine(model, case, step_tokens, team=team)
         uncounted = UNCOUNTED[case.kind]
-        rates = [_measure(model, engine, case, turn).tok_s for turn in range(uncounted + repeats)][uncounted:]
-        context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
-        expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
-        if case.kind == "pp":
-            ceiling = case.tokens / expected.prefill.floor_us * 1e6
-            predicted = expected.prefill_tok_s
-        else:
-            ceiling, predicted = expected.decode_ceiling_tok_s, expected.decode_tok_s
-        row = Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted, tuple(rates))
+        runs = [_measure(model, engine, case, turn, step_tokens) for turn in range(uncounted + repeats)]
+        rates = [run.tok_s for run in runs[uncounted:]]
+        kind = Kind.PREFILL if case.kind == "pp" else Kind.DECODE
+        context = case.tokens if kind is Kind.PREFILL else max(case.depth + case.tokens // 2, 1)
+        point = predict(shape, model.ops.plan, setup, kind, case.batch, context, step_tokens)
+        rate = statistics.median(rates)
+        row = Row(case.name, case.batch, case.depth, rate, point.ceiling, point.tok_s, tuple(rates))
         if meter is not None:
-            spent = _run_on(model, engine, case, uncounted + repeats, meter)
+            spent = _run_on(model, engine, case, uncounted + repeats, step_tokens, meter)
             row = replace(row, watts=spent.joules / spent.seconds, tokens_per_joule=spent.tokens / spent.joules)
         yield row
 
 
-def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, meter: EnergyMeter) -> Run:
+def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, step_tokens: int, meter: EnergyMeter) -> Run:
     """All of the runs that ``ENERGY_S`` take, as one."""
-    total = _measure(model, engine, case, turn, meter)
+    total = _measure(model, engine, case, turn, step_tokens, meter)
     while total.seconds < ENERGY_S:
         turn += 1
-        total += _measure(model, engine, case, turn, meter)
+        total += _measure(model, engine, case, turn, step_tokens, meter)
     if not total.joules:
         raise Unsupported(
             f"The GPU's energy counter stood still for {total.seconds:.1f} s of work; leave out --energy."
@@ -155,14 +153,16 @@ def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, meter: Energ
     return total
 
 
-def _measure(model: AnyModel, engine: Engine, case: Case, turn: int, meter: EnergyMeter | None = None) -> Run:
+def _measure(
+    model: AnyModel, engine: Engine, case: Case, turn: int, step_tokens: int, meter: EnergyMeter | None = None
+) -> Run:
     """One run. The engine stays from run to run: what the first one captured serves the rest."""
     chooser = random.Random(turn)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
-    new = 1 if case.kind == "pp" else case.tokens + 1
-    for index in range(case.batch):
+    new = [1] if case.kind == "pp" else _new_tokens(case, step_tokens)
+    for index, count in enumerate(new):
         tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
-        engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
+        engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=count, ignore_eos=True)))
     if case.kind == "pp":
         return _finish(engine, model.device, case.tokens, meter)
     # All prompts are through once every sequence has its first token.
@@ -172,7 +172,14 @@ def _measure(model: AnyModel, engine: Engine, case: Case, turn: int, meter: Ener
         outputs = engine.step()
         early += len(outputs)
         begun.update(output.request_id for output in outputs)
-    return _finish(engine, model.device, case.batch * new - early, meter)
+    return _finish(engine, model.device, sum(new) - early, meter)
+
+
+def _new_tokens(case: Case, step_tokens: int) -> list[int]:
+    """For each sequence. Those whose prompts are through early decode while others still read theirs; they get as many
+    tokens more, so that all end together."""
+    first_steps = [(index + 1) * max(case.depth, 1) // step_tokens for index in range(case.batch)]
+    return [case.tokens + 1 + first_steps[-1] - step for step in first_steps]
 
 
 def make_engine(
@@ -189,7 +196,8 @@ def make_engine(
         prefix_caching=False,
         max_queue=case.batch,
     )
-    full = case.batch * -(-case.longest // size)
+    longest = case.longest + case.batch * case.depth // step_tokens
+    full = case.batch * -(-longest // size)
     sliding = case.batch * (-(-limits.window // size) + 1) + -(-limits.max_num_batched_tokens // size)
     pages = {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + case.batch)}
     return assemble(model, limits, pages, enforce_eager=enforce_eager, team=team)

@@ -8,26 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from microscale import hardware
-from microscale.backends import registry
-from microscale.backends.decision import Decision, Plan
-from microscale.backends.forecast import Forecast, forecast
+from microscale.backends.decision import Plan
+from microscale.backends.estimate import Estimate
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
-from microscale.backends.plan import Setup
+from microscale.backends.plan import Setup, estimated
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
-from microscale.engine.prediction.joined import JoinedPoint, with_sums
-from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
-from microscale.engine.prediction.predict import Prediction, predict
+from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Kind, Point, make_points, preset_name
+from microscale.engine.step_times import Part, StepTimes
 from microscale.errors import BadSetting
+from microscale.explain.ranks import JoinedPoint, with_sums
 from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
 from microscale.hardware.links import Link, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
-from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
@@ -70,7 +68,8 @@ class Report:
     outline: Outline
     plan: Plan
     memory: Memory
-    prediction: Prediction
+    parts: tuple[Part[Estimate], ...]
+    """The layer kinds of the question's decoding step."""
     points: tuple[Point, ...]
     """Speeds at several batch sizes, contexts and prompts; those of the question are among them."""
     published: tuple[Published, ...]
@@ -78,14 +77,14 @@ class Report:
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
     drafts: DraftsReport | None = None
-    """Whether drafts pay, where that was asked."""
+    """Whether drafts are worth it, where that was asked."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.question.model,
             "gpu": self.setup.gpu.name,
             "precision": str(self.setup.precision),
-            "decisions": [self._decision(decision) for decision in self.plan.decisions.values()],
+            "decisions": self.plan.to_json(),
             "memory": {
                 "bytes": self.memory.by_kind(),
                 "max_context": self.memory.max_context,
@@ -123,15 +122,6 @@ class Report:
         """Over all ranks: after attention and after the experts of each layer."""
         return 2 * sum(layers.count for layers in self.outline.cached)
 
-    def time_of(self, decision: Decision) -> Forecast:
-        """What the chosen implementation will take. The oracle ranks by efficiencies; this is what is predicted."""
-        entry = registry.find(decision.op, decision.chosen)
-        return forecast(entry, decision.spec, self.setup.gpu, self.setup.kv_size, decision.layer)
-
-    def _decision(self, decision: Decision) -> dict[str, Any]:
-        time = self.time_of(decision)
-        return decision.to_json() | {"predicted_us": round(time.us, 3), "tuned": time.tuned}
-
     def _predicted(self) -> dict[str, Any]:
         asked, prompt = self.asked, self.prompt
         read = reach(self.setup.gpu)
@@ -149,7 +139,7 @@ class Report:
     @property
     def asked(self) -> Point:
         """Decoding at the batch and context of the question."""
-        return self._point(Kind.DECODE, self.prediction.batch)
+        return self._point(Kind.DECODE, self.question.batch)
 
     @property
     def prompt(self) -> Point:
@@ -157,7 +147,7 @@ class Report:
         return self._point(Kind.PREFILL, 1)
 
     def _point(self, kind: Kind, batch: int) -> Point:
-        wanted = (kind, batch, self.prediction.context)
+        wanted = (kind, batch, self.memory.context)
         return next(point for point in self.points if (point.kind, point.batch, point.context) == wanted)
 
 
@@ -183,7 +173,7 @@ def explain(question: Question) -> Report:
     shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
-    prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
+    parts = tuple(StepTimes(shape, plan, setup, estimated).decode(question.batch, context))
     batches = sorted({*BATCHES, question.batch})
     contexts = sorted({min(SHORT_CONTEXT, context), context})
 
@@ -196,7 +186,7 @@ def explain(question: Question) -> Report:
     drafts = None
     if drafter is not None:
         drafts = explain_drafts(drafter, shape, plan, setup, context, head, fits, shard.world)
-    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
+    return Report(question, setup, shape, plan, memory, parts, tuple(points), others, why, drafts)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -1,26 +1,23 @@
-"""Whether drafts pay: what steps cost with them, and from which acceptance on they are faster than none."""
+"""Whether drafts are worth it: what steps with drafts cost, and the acceptance from which on they are faster.
+
+A step that verifies K drafts of each sequence has K + 1 times as many tokens, which use more experts. Its cost comes
+from the table by which the engine chooses the length of drafts (``DraftCosts``). With an acceptance of a (the
+probability that a drafted token is accepted after accepted ones) a step gives 1 + a + … + a^K tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from microscale.backends.decision import Plan
+from microscale.backends.drafted import distinct_experts
 from microscale.backends.plan import Setup
-from microscale.engine.loading.drafting import PreparedHead, open_head
-from microscale.engine.prediction.draft_head import head_drafting
-from microscale.engine.prediction.drafts import (
-    DraftedStep,
-    Drafting,
-    acceptance_for,
-    best_drafts,
-    break_even,
-    drafted_steps,
-    tokens_of,
-)
-from microscale.engine.prediction.points import preset_name
+from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
+from microscale.engine.predictions import SHORT_CONTEXT, Kind, predict, preset_name
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
+from microscale.engine.speculation.length import DraftCosts, acceptance_for, tokens_of
 from microscale.errors import BadSetting
 from microscale.hardware.published import PublishedDrafts, published_drafts
 from microscale.models import embedded
@@ -38,6 +35,7 @@ LENGTHS = (2.0, 2.5, 3.0)
 COUNTED_AT = 3
 """Drafts with which publishers count them."""
 NGRAM, EAGLE3 = "ngram", "eagle3"
+STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,46 @@ def read_drafter(text: str) -> Drafter:
     config = parse_config(text)
     assert config is not None  # there is a text
     return Drafter(config.model or config.method, config)
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """One step of ``sequences`` sequences, each with ``drafts`` drafts."""
+
+    sequences: int
+    drafts: int
+    us: float
+    """Verifying, drafting, and what happens between two steps."""
+    experts: float | None
+    """Expected number of experts that a layer uses; ``None`` where the model has none."""
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * (1 + self.drafts)
+
+    def tok_s(self, acceptance: float) -> float:
+        return self.sequences * tokens_of(acceptance, self.drafts) / self.us * 1e6
+
+
+def drafted_steps(
+    shape: Outline, plan: Plan, setup: Setup, costs: DraftCosts, sequences: int, drafts: Iterable[int], context: int
+) -> list[DraftedStep]:
+    """One step for each number of drafts, after ``context`` tokens of each sequence. Drafts read the keys of their
+    sequence together with its next token, so they cost as much after a long context as after a short one."""
+    us, short_us = (
+        predict(shape, plan, setup, Kind.DECODE, sequences, tokens, STEP_TOKENS).us
+        for tokens in (context, min(SHORT_CONTEXT, context))
+    )
+    experts = next((use.spec for use in shape.uses if use.op == "moe"), None)
+    return [
+        DraftedStep(
+            sequences,
+            count,
+            us + (costs.ratio(sequences, count) - 1) * short_us,
+            None if experts is None else distinct_experts(experts, sequences * (1 + count)),
+        )
+        for count in drafts
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +155,8 @@ class Batch:
         return step.us / self.alone.us
 
     def pays_from(self, step: DraftedStep) -> float | None:
-        return break_even(step, self.alone)
+        """The acceptance from which on a step is faster than one without drafts; ``None``: never."""
+        return acceptance_for(max(self.ratio(step), 1.0), step.drafts) if step.drafts else 0.0
 
     @staticmethod
     def tok_s(step: DraftedStep, length: float) -> float | None:
@@ -127,11 +166,9 @@ class Batch:
     def best(self, length: float) -> Best:
         acceptance = acceptance_for(length, COUNTED_AT)
         assert acceptance is not None
-        step = best_drafts(self.steps, acceptance)
-        tok_s, alone = (
-            each.sequences * tokens_of(acceptance, each.drafts) / each.us * 1e6 for each in (step, self.alone)
-        )
-        return Best(length, acceptance, step, tok_s, tok_s / alone)
+        step = max(self.steps, key=lambda step: (step.tok_s(acceptance), -step.drafts))
+        tok_s = step.tok_s(acceptance)
+        return Best(length, acceptance, step, tok_s, tok_s / self.alone.tok_s(acceptance))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -148,8 +185,6 @@ class Batch:
             "drafts": step.drafts,
             "tokens": step.tokens,
             "us": round(step.us, 1),
-            "draft_us": round(step.draft_us, 1),
-            "floor_us": round(step.floor_us, 1),
             "ratio": round(self.ratio(step), 3),
             "experts": None if step.experts is None else round(step.experts, 1),
             "pays_from_acceptance": None if pays is None else round(pays, 3),
@@ -201,13 +236,10 @@ def explain_drafts(
     drafter: Drafter, shape: Outline, plan: Plan, setup: Setup, context: int, head: PreparedHead | None,
     fits: Callable[[int, int], bool], ranks: int = 1,
 ) -> DraftsReport:  # fmt: skip
-    """For all batches whose sequences fit. With several ranks steps with drafts are read, whoever drafts."""
-    drafting = Drafting()
-    if head is not None:
-        drafting = head_drafting(head.config, head.setup, shape, plan, setup, context)
-    drafting = replace(drafting, on_device=drafting.on_device and ranks == 1)
+    """For all batches whose sequences fit. With several ranks, the host reads every step with drafts."""
+    costs = draft_costs(shape, plan, setup, head, on_device=head is not None and ranks == 1)
     batches = [
-        Batch(tuple(drafted_steps(shape, plan, setup, sequences, drafter.drafts, context, drafting)))
+        Batch(tuple(drafted_steps(shape, plan, setup, costs, sequences, drafter.drafts, context)))
         for sequences in SEQUENCES
         if fits(sequences, context)
     ]

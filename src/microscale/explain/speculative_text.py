@@ -1,4 +1,4 @@
-"""Whether drafts pay, as text: a table for each number of sequences, in 80 columns."""
+"""Whether drafts are worth it, as text: a table for each number of sequences, in 80 columns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _sentences(batch: Batch) -> Iterator[str]:
         best = batch.best(length)
         gain = f"K = {best.step.drafts}, {best.speedup:.2f} x" if best.step.drafts else "none"
         parts.append(f"{length:g} ({best.acceptance:.0%}): {gain}")
-    text = f"a drafter with so many tokens a step at K = {COUNTED_AT} is best with: {'; '.join(parts)}"
+    text = f"a drafter with this many tokens a step at K = {COUNTED_AT} is best with: {'; '.join(parts)}"
     yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from rich.markup import escape
 
 from microscale.backends.plan import uncapturable
-from microscale.engine.prediction.joined import JoinedPoint
-from microscale.engine.prediction.points import Point
+from microscale.engine.predictions import Basis, Kind, Point
+from microscale.engine.step_times import total
+from microscale.explain.ranks import JoinedPoint
 from microscale.explain.report import Report
-from microscale.hardware.known_times import Basis
 from microscale.hardware.reach import reach
-from microscale.hardware.whole_models import Kind
 
 WIDTH = 80
 CELL = 21
@@ -21,15 +20,16 @@ MOST_PUBLISHED = 3
 BASES = {
     Basis.MEASURED: "measured here: this model on this kind of card",
     Basis.FITTED: "fitted: kernels measured on an H200, this card's rates",
-    Basis.STATED: "from a data sheet and stated efficiencies",
+    Basis.ESTIMATE: "an estimate: bytes and operations over this card's rates",
 }
 
 
 def prediction_lines(report: Report) -> Iterator[str]:
     decode = [point for point in report.points if point.kind is Kind.DECODE]
-    yield "[bold]predicted tokens per second[/] (90 % interval)"
+    interval = "" if report.asked.low is None else " (90 % interval)"
+    yield f"[bold]predicted tokens per second[/]{interval}"
     yield f"  {BASES[report.asked.basis]}"
-    alone = uncapturable(report.plan, report.prediction.batch)
+    alone = uncapturable(report.plan, report.question.batch)
     if alone is not None and not report.setup.gpu.is_cpu:
         text = f"decode runs without CUDA graphs, slower than this: {alone}"
         yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
@@ -79,7 +79,7 @@ def _ranks(report: Report) -> Iterator[str]:
 def _columns(report: Report, decode: list[Point]) -> list[int]:
     """Three batch sizes, that of the question among them."""
     batches = sorted({point.batch for point in decode})
-    asked = report.prediction.batch
+    asked = report.question.batch
     others = [batch for batch in batches if batch != asked]
     return batches if len(batches) <= 3 else sorted({*others[:1], *others[-1:], asked})
 
@@ -90,7 +90,7 @@ def _sequences(batch: int) -> str:
 
 def _bound(report: Report) -> Iterator[str]:
     """What the bytes of a step allow, and where its time goes."""
-    gpu, step, asked = report.setup.gpu, report.prediction.step, report.asked
+    gpu, step, asked = report.setup.gpu, total(report.parts), report.asked
     read = reach(gpu)
     yield (
         f"  ceiling {rate_text(asked.ceiling)} for {_sequences(asked.batch)} after {asked.context}: "
@@ -101,12 +101,11 @@ def _bound(report: Report) -> Iterator[str]:
         text = f"reading reaches {known} GB/s ({read.source}, {read.date}): {rate_text(asked.reachable)}"
         yield from (escape(line) for line in _indented(text))
     shares: dict[str, tuple[float, int]] = {}
-    for part in report.prediction.decode:
+    for part in report.parts:
         name = part.layer if part.layer.endswith("_attention") else part.layer.partition(".")[0]
         us, num_bytes = shares.get(name, (0.0, 0))
-        shares[name] = (us + part.forecast.us, num_bytes + part.forecast.bytes)
-    fixed = f"{asked.us:.0f} us a step, {step.fixed_us / step.us:.0%} of it launches and ramps: "
-    text = fixed + ", ".join(
+        shares[name] = (us + part.time.us, num_bytes + part.time.bytes)
+    text = f"{asked.us:.0f} us a step: " + ", ".join(
         f"{name} {us / step.us:.0%} ({num_bytes / 1e9:.2f} GB)"
         for name, (us, num_bytes) in sorted(shares.items(), key=lambda item: -item[1][0])
     )
@@ -130,6 +129,8 @@ def _others(report: Report) -> Iterator[str]:
 
 
 def _cell(point: Point | JoinedPoint) -> str:
+    if point.low is None or point.high is None:
+        return rate_text(point.tok_s)
     return f"{rate_text(point.tok_s)} ({rate_text(point.low)}-{rate_text(point.high)})"
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from rich.markup import escape
 
 from microscale.backends.decision import Decision, PathSpan, Span
-from microscale.backends.forecast import Forecast
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
 from microscale.explain.shared_memory import beside
@@ -64,10 +63,10 @@ def _decisions(report: Report, reasons: bool) -> Iterator[str]:
 
 
 def _line(report: Report, layer: str, span: Span) -> str:
-    first, last = (report.time_of(decision) for decision in (span.decisions[0], span.decisions[-1]))
+    first, last = span.decisions[0].predicted_us, span.decisions[-1].predicted_us
     times = _us(first) if len(span.decisions) == 1 else f"{_us(first)}-{_us(last)}"
-    known = {report.time_of(decision).basis.value for decision in span.decisions}
-    basis = known.pop().removeprefix("data ") if len(known) == 1 else "mixed"
+    tuned = {decision.tuned for decision in span.decisions}
+    basis = "mixed" if len(tuned) > 1 else "measured" if tuned.pop() else "sheet"
     formats = _formats(span.decisions[0])
     return f"{layer:<18}{span.tokens:<10}{formats:<14}[green]{span.chosen:<16}[/]{times:>12} {basis}"
 
@@ -79,8 +78,8 @@ def _formats(decision: Decision) -> str:
     return f"{weights} x {activations}".replace("float32", "f32") if weights else str(activations)
 
 
-def _us(time: Forecast) -> str:
-    return f"{time.us:.0f}" if time.us >= 99.5 else f"{time.us:.3g}"
+def _us(us: float) -> str:
+    return f"{us:.0f}" if us >= 99.5 else f"{us:.3g}"
 
 
 def _reasons(spans: list[Span]) -> Iterator[str]:

@@ -116,8 +116,7 @@ class Gpu:
     registers_per_sm: int = field(default=65536)
     triton: str | None = field(default_factory=installed_triton)
     """The version that compiles for it. What some versions get wrong: ``triton_faults``."""
-    runs_on: str | None = None
-    """The card whose memory and clocks it has, where another card's kernels run there as a stand-in."""
+    memory_type: str = "unknown"
 
     def has(self, feature: Feature) -> bool:
         return feature in self.family.features
@@ -136,21 +135,23 @@ class Gpu:
         return self.family is CPU_FAMILY
 
 
-def _card(name: str, sm: int, sms: int, gbs: float, peak: tuple[float, ...], gib: float, unified: bool = False) -> Gpu:
-    return Gpu(name, FAMILY_OF_SM[sm], sm, sms, gbs, Peak(*peak), int(gib * GIB), unified)
+def _card(
+    name: str, sm: int, sms: int, gbs: float, peak: tuple[float, ...], gib: float, memory: str, unified: bool = False
+) -> Gpu:
+    return Gpu(name, FAMILY_OF_SM[sm], sm, sms, gbs, Peak(*peak), int(gib * GIB), unified, memory_type=memory)
 
 
 # name on the command line → card.                 SM  SMs  GB/s  BF16 / FP8 / FP4 TFLOP/s   GiB
 KNOWN: dict[str, Gpu] = {
-    "a100": _card("NVIDIA A100 80GB", 80, 108, 2039, (312,), 80),
-    "rtx3090": _card("NVIDIA GeForce RTX 3090", 86, 82, 936, (71,), 24),
-    "rtx4090": _card("NVIDIA GeForce RTX 4090", 89, 128, 1008, (165, 330), 24),
-    "l40s": _card("NVIDIA L40S", 89, 142, 864, (362, 733), 45),
-    "h100": _card("NVIDIA H100", 90, 132, 3350, (989, 1979), 80),
-    "h200": _card("NVIDIA H200", 90, 132, 4800, (989, 1979), 140),
-    "b200": _card("NVIDIA B200", 100, 148, 8000, (2250, 4500, 9000), 179),
-    "gb300": _card("NVIDIA GB300", 103, 152, 8000, (2500, 5000, 15000), 278),
-    "rtx5090": _card("NVIDIA GeForce RTX 5090", 120, 170, 1792, (210, 419, 1676), 32),
-    "rtxpro6000": _card("NVIDIA RTX PRO 6000 Blackwell", 120, 188, 1792, (250, 500, 2000), 96),
-    "gb10": _card("NVIDIA GB10", 121, 48, 273, (125, 250, 500), 120, unified=True),
+    "a100": _card("NVIDIA A100 80GB", 80, 108, 2039, (312,), 80, "HBM2e"),
+    "rtx3090": _card("NVIDIA GeForce RTX 3090", 86, 82, 936, (71,), 24, "GDDR6X"),
+    "rtx4090": _card("NVIDIA GeForce RTX 4090", 89, 128, 1008, (165, 330), 24, "GDDR6X"),
+    "l40s": _card("NVIDIA L40S", 89, 142, 864, (362, 733), 45, "GDDR6"),
+    "h100": _card("NVIDIA H100", 90, 132, 3350, (989, 1979), 80, "HBM3"),
+    "h200": _card("NVIDIA H200", 90, 132, 4800, (989, 1979), 140, "HBM3e"),
+    "b200": _card("NVIDIA B200", 100, 148, 8000, (2250, 4500, 9000), 179, "HBM3e"),
+    "gb300": _card("NVIDIA GB300", 103, 152, 8000, (2500, 5000, 15000), 278, "HBM3e"),
+    "rtx5090": _card("NVIDIA GeForce RTX 5090", 120, 170, 1792, (210, 419, 1676), 32, "GDDR7"),
+    "rtxpro6000": _card("NVIDIA RTX PRO 6000 Blackwell", 120, 188, 1792, (250, 500, 2000), 96, "GDDR7"),
+    "gb10": _card("NVIDIA GB10", 121, 48, 273, (125, 250, 500), 120, "LPDDR5X", unified=True),
 }

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -119,7 +120,8 @@ def describe(name: str, sm: int, num_sms: int, memory_bytes: int, integrated: bo
         )
     row = _match(name, sm, num_sms, memory_bytes)
     if row is not None:
-        return Gpu(name, row.family, sm, num_sms, row.bandwidth_gbs, row.peak, memory_bytes, row.unified or integrated)
+        unified = row.unified or integrated
+        return replace(row, name=name, sm=sm, num_sms=num_sms, memory_bytes=memory_bytes, unified=unified)
     family = FAMILY_OF_SM.get(sm, GENERIC)
     bandwidth, peak = _estimate(family, num_sms)
     warnings.warn(

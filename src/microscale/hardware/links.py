@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from microscale.hardware.families import Gpu
-from microscale.hardware.gpu import card_name
-from microscale.hardware.reach import SHEETS
 
 FULL_BYTES = 64 << 20
 """From this size on only the bandwidth counts. This is an assumption."""
@@ -141,5 +139,4 @@ def link_between(gpu: Gpu) -> Link | None:
 
 def _has_nvlink(gpu: Gpu) -> bool:
     """Cards with stacked memory are sold with it."""
-    name = card_name(gpu)
-    return name is not None and SHEETS[name][0].startswith("HBM")
+    return gpu.memory_type.startswith("HBM")

@@ -1,16 +1,15 @@
-"""What a card's memory and clocks give in practice, each with its source and date.
+"""The read bandwidth that kernels reach in practice, with source and date.
 
-A data sheet's bandwidth is a ceiling that no kernel sees. Where somebody measured what reading reaches on a card, that
-holds; elsewhere the sheet's figure times what cards with the same memory type reach. Clocks are the sheets' boost
-clocks: together with the number of SMs they say how many instructions a card issues.
+No kernel reaches a data sheet's bandwidth. Where somebody measured a card, that figure is used; for other cards it is
+the data sheet's figure times the share that cards with the same memory type reach.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from microscale.hardware.families import KNOWN, Gpu
+from microscale.hardware.families import Gpu
 from microscale.hardware.gpu import card_name
 
 HERE = "measured for this project, docs/benchmarks.md"
@@ -70,21 +69,6 @@ MEMORY_TYPES: dict[str, Share] = {
     "GDDR7": Share(0.89, 0.935, "RTX 5090: github.com/Don-Chad/ninfer-3090/pull/17", "2026-09-01"),
     "unknown": Share(0.82, 0.95, "range of all memory types", "2026-11-16"),
 }
-# Name on the command line → memory type and boost clock in GHz, from the vendor's sheets.
-SHEETS: dict[str, tuple[str, float]] = {
-    "a100": ("HBM2e", 1.41),
-    "rtx3090": ("GDDR6X", 1.70),
-    "rtx4090": ("GDDR6X", 2.52),
-    "l40s": ("GDDR6", 2.52),
-    "h100": ("HBM3", 1.98),
-    "h200": ("HBM3e", 1.98),
-    "b200": ("HBM3e", 1.97),
-    "gb300": ("HBM3e", 1.92),
-    "rtx5090": ("GDDR7", 2.41),
-    "rtxpro6000": ("GDDR7", 2.62),
-    "gb10": ("LPDDR5X", 2.42),
-}
-UNKNOWN_CLOCK = 1.7
 
 
 @lru_cache
@@ -92,26 +76,9 @@ def reach(gpu: Gpu) -> Reach:
     """What reading reaches on this card."""
     if gpu.is_cpu:
         return Reach(gpu.bandwidth_gbs, gpu.bandwidth_gbs, gpu.bandwidth_gbs, "an assumption", "2026-11-16", False)
-    if gpu.runs_on is not None:
-        return _scaled(CARDS[gpu.runs_on], gpu.bandwidth_gbs / KNOWN[gpu.runs_on].bandwidth_gbs)
     name = card_name(gpu)
     if name in CARDS:
         return CARDS[name]
-    share = MEMORY_TYPES[SHEETS[name][0] if name in SHEETS else "unknown"]
+    share = MEMORY_TYPES.get(gpu.memory_type, MEMORY_TYPES["unknown"])
     low, high = share.low * gpu.bandwidth_gbs, share.high * gpu.bandwidth_gbs
     return Reach((low + high) / 2, low, high, share.source, share.date, False)
-
-
-def _scaled(found: Reach, share: float) -> Reach:
-    """Of a part of the SMs."""
-    return replace(found, gbs=found.gbs * share, low=found.low * share, high=found.high * share)
-
-
-@lru_cache
-def issue_rate(gpu: Gpu) -> float:
-    """SMs times GHz: instructions of one kind that the card can start, in thousands of warps a microsecond."""
-    name = gpu.runs_on or card_name(gpu)
-    return gpu.num_sms * (SHEETS[name][1] if name in SHEETS else UNKNOWN_CLOCK)
-
-
-assert set(SHEETS) == set(KNOWN), "every known card has its memory type and clock"

@@ -1,35 +1,30 @@
-"""How near to a card's ceilings each implementation came where it was measured.
+"""How close to a card's ceilings each implementation came where it was measured.
 
-``measured/<family>.json`` holds rows of benchmarks: the work (bytes and operations, as the implementation's ``cost``
-counts them), the path that ran it, its launches, and the microseconds that it took in a CUDA graph, launches included.
-A row's efficiency is the ideal time by the table's rates (``ideal_us``) over that. ``efficiency`` answers for other
-work of the same implementation from the nearest rows, and gives ``None`` where nothing near enough was measured: then
-the implementation's stated figure holds. The oracle ranks by it. What ``explain`` predicts comes from ``known_times``.
+``measured/<family>.json`` holds rows of kernel benchmarks: the work (bytes and operations, as the implementation's
+``cost`` counts them), the path that ran it, its launches, and the microseconds that it took in a CUDA graph, launches
+included. A row's efficiency is its ideal time (``ideal_us``) over the measured time. ``efficiency`` interpolates
+between the nearest rows of the same implementation; it is ``None`` where nothing similar was measured, and then the
+implementation's stated efficiency is used. ``microscale bench kernels --record`` writes these files.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from microscale.errors import BadSetting
 from microscale.hardware.families import KNOWN, Family, Gpu
-from microscale.hardware.fit import peak_tflops
-from microscale.hardware.stand_in import stand_in
 
 MEASURED_DIR = Path(__file__).parent / "measured"
-PLAYED = "played"
-"""The folder in it of rows that ran on another card (``bench kernels --as CARD --record``). They are that card's
-kernels at the other's rates: predictions use them, and the oracle does not."""
 NEAR = 2.0
-"""Rows further away than this many doublings of bytes or operations say nothing about a piece of work."""
+"""Rows that differ by more than this many doublings of bytes or operations are ignored."""
 TOO_FAST = 1.5
-"""Rates of the table are right within a tenth; what is half as fast again was measured wrongly."""
+"""A row that beats its ideal time by this factor was measured wrongly: the card table's rates are right within 10 %."""
 HEAD = ("family", "gpu", "torch", "triton", "date")
 
 
@@ -43,13 +38,13 @@ class Measured:
     bytes: int
     flops: int
     unit: str
-    """Whose peak the operations are held against: ``bf16``, ``fp8`` or ``fp4``."""
+    """The matrix unit whose peak bounds the operations: ``bf16``, ``fp8`` or ``fp4``."""
     path: str
-    """Which of the implementation's paths ran it; for small ops the op."""
+    """The implementation's path that ran it; for small ops the op."""
     launches: int
     """Kernels of ours that one call started."""
     programs: int
-    """Programs of the largest of them; 0 where it was not counted."""
+    """Programs of the largest kernel; 0 where it was not counted."""
     us: float
 
     def efficiency(self, card: Gpu) -> float:
@@ -58,51 +53,43 @@ class Measured:
 
 @dataclass(frozen=True)
 class SpeedFile:
-    """What was measured on one card; it serves the card's whole family."""
+    """What was measured on one card. It is used for the card's whole family."""
 
     family: str
     gpu: str
-    """The card's name on the command line: its rates in the table turn times into efficiencies."""
+    """The card's name on the command line."""
     torch: str
     triton: str
     date: str
     rows: tuple[Measured, ...]
-    runs_on: str | None = None
-    """The card that ran the kernels, where it was not ``gpu`` itself (``--as``)."""
-
-    @property
-    def rates(self) -> Gpu:
-        """The rates that its rows were measured with."""
-        return KNOWN[self.gpu] if self.runs_on is None else stand_in(self.runs_on, self.gpu)
-
-    def to_json(self) -> str:
-        names = HEAD if self.runs_on is None else (*HEAD, "runs_on")
-        head = [f" {json.dumps(name)}: {json.dumps(getattr(self, name))}," for name in names]
-        rows = ",\n".join(f"  {json.dumps(asdict(row))}" for row in self.rows)
-        return "\n".join(["{", *head, ' "rows": [', rows, " ]", "}"]) + "\n"
 
 
-def _ends_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> tuple[float, float]:
+def peak_tflops(unit: str, gpu: Gpu) -> float:
+    peaks = {"bf16": gpu.peak.bf16, "fp8": gpu.peak.fp8, "fp4": gpu.peak.fp4}
+    return peaks[unit] or gpu.peak.bf16
+
+
+def _limits_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> tuple[float, float]:
     """Reading alone, at full bandwidth, and computing alone, at the unit's peak."""
     return num_bytes / (gpu.bandwidth_gbs * 1e3), flops / (peak_tflops(unit, gpu) * 1e6)
 
 
 def floor_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> float:
     """The time that no kernel can beat on this card."""
-    return max(_ends_us(num_bytes, flops, unit, gpu))
+    return max(_limits_us(num_bytes, flops, unit, gpu))
 
 
 def ideal_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> float:
-    """What efficiencies are fractions of: the floor where reading or computing is all of the work, more where both
-    weigh. They overlap, but not fully: 1024 tokens through gpt-oss-120b's experts take 780 us on an H200, where reading
-    alone takes 394 and computing alone 258, while 64 tokens take 382 against 335 and 16."""
-    return math.hypot(*_ends_us(num_bytes, flops, unit, gpu))
+    """The time that efficiencies are relative to: the floor where either reading or computing dominates, more where
+    both matter. They overlap, but not fully: 1024 tokens through gpt-oss-120b's experts take 780 us on an H200, where
+    reading alone takes 394 and computing alone 258, while 64 tokens take 382 against 335 and 16."""
+    return math.hypot(*_limits_us(num_bytes, flops, unit, gpu))
 
 
 def efficiency(family: Family, op: str, implementation: str, num_bytes: float, flops: float) -> float | None:
-    """The fraction of the floor's speed to expect of this work, from the nearest measured rows of the family.
+    """The fraction of the ideal speed to expect, from the nearest measured rows of the family.
 
-    Rows count by the inverse square of their distance in doublings, so a row for exactly this work decides alone.
+    Rows are weighted by the inverse square of their distance in doublings: a row for exactly this work decides alone.
     """
     here = _place(num_bytes, flops)
     near = []
@@ -113,7 +100,7 @@ def efficiency(family: Family, op: str, implementation: str, num_bytes: float, f
     if not near:
         return None
     total = sum(weight for weight, _ in near)
-    # The mean of times, not of speeds: an efficiency stands below a floor.
+    # The mean of times, not of speeds.
     return total / sum(weight / value for weight, value in near)
 
 
@@ -135,44 +122,44 @@ def _index(family: Family) -> Mapping[tuple[str, str], list[tuple[tuple[float, f
 
 
 def read(file: Path, family: Family) -> SpeedFile:
-    """A file of measured speeds, checked: every key there, none unknown, no time far below its floor."""
+    """A file of measured speeds, checked: every key is there, none is unknown, no time is far below its floor."""
+    data = read_json(file)
+    card = KNOWN.get(data.get("gpu", ""))
+    if card is None or card.family is not family:
+        raise BadSetting(f"{file} was measured on {data.get('gpu')!r}, not on a known card of family {family.name!r}.")
+    return parse(file, data, family, card)
+
+
+def read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise BadSetting(f"{file} cannot be read as JSON ({error}); measure again or remove it.") from None
-    played = isinstance(data, dict) and "runs_on" in data
-    _keys(file, data, {*HEAD, "rows", *(["runs_on"] if played else [])})
+    if not isinstance(data, dict):
+        raise BadSetting(f"{file} holds no measured speeds; measure again or remove it.")
+    return data
+
+
+def parse(file: Path, data: dict[str, Any], family: Family, rates: Gpu) -> SpeedFile:
+    """``rates``: of the card that ran the rows."""
+    _check_keys(file, data, {*HEAD, "rows"})
     if data["family"] != family.name:
         raise BadSetting(f"{file} was measured for family {data['family']!r}, not {family.name!r}.")
-    if data["gpu"] not in KNOWN or KNOWN[data["gpu"]].family is not family:
-        raise BadSetting(f"{file} was measured on {data['gpu']!r}, which is no known card of family {family.name!r}.")
-    if played and data["runs_on"] not in KNOWN:
-        raise BadSetting(f"{file} ran on {data['runs_on']!r}, which is no known card.")
-    head = SpeedFile(**{name: value for name, value in data.items() if name != "rows"}, rows=())
-    return replace(head, rows=tuple(_row(file, row, head) for row in data["rows"]))
+    rows = tuple(_row(file, row, rates) for row in data["rows"])
+    return SpeedFile(**{name: data[name] for name in HEAD}, rows=rows)
 
 
-def _row(file: Path, data: Any, head: SpeedFile) -> Measured:
-    _keys(file, data, {field.name for field in fields(Measured)})
+def _row(file: Path, data: Any, rates: Gpu) -> Measured:
+    _check_keys(file, data, {field.name for field in fields(Measured)})
     row = Measured(**data)
     if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
-        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is no measured work.")
-    if row.efficiency(head.rates) > TOO_FAST:
-        card = head.runs_on or head.gpu
-        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {card} can be.")
+        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is not a measurement.")
+    if row.efficiency(rates) > TOO_FAST:
+        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {rates.name} can be.")
     return row
 
 
-def _keys(file: Path, data: Any, expected: set[str]) -> None:
+def _check_keys(file: Path, data: Any, expected: set[str]) -> None:
     if not isinstance(data, dict) or set(data) != expected:
-        found = sorted(data) if isinstance(data, dict) else data
-        raise BadSetting(f"{file} must have the keys {', '.join(sorted(expected))}, not {found}.")
-
-
-def merge(old: SpeedFile | None, new: SpeedFile) -> SpeedFile:
-    """``new`` with those rows of ``old`` whose case it did not measure again."""
-    fresh = {(row.op, row.implementation, row.case) for row in new.rows}
-    kept: Iterable[Measured] = () if old is None else old.rows
-    rows = (*(row for row in kept if (row.op, row.implementation, row.case) not in fresh), *new.rows)
-    ordered = sorted(rows, key=lambda row: (row.op, row.implementation, row.flops, row.bytes))
-    return replace(new, rows=tuple(ordered))
+        actual = sorted(data) if isinstance(data, dict) else data
+        raise BadSetting(f"{file} must have the keys {', '.join(sorted(expected))}, not {actual}.")

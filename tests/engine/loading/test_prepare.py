@@ -22,7 +22,7 @@ from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import workload_of
-from microscale.engine.prediction.points import Point
+from microscale.engine.predictions import Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded

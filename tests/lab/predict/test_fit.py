@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.hardware import FAMILY_OF_SM, whole_models
-from microscale_lab.predict import fit
+from microscale.hardware import FAMILY_OF_SM
+from microscale_lab.predict import fit, whole_models
 
 pytestmark = pytest.mark.nightly
 

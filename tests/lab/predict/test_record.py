@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from microscale import hardware
-from microscale.errors import BadSetting, Unsupported
-from microscale.hardware import known_times, speeds
-from microscale.hardware.fit import Work
-from microscale.hardware.stand_in import MMA_SYNC, library_rates, stand_in
+from microscale.errors import Unsupported
+from microscale.hardware import speeds
+from microscale.hardware.speeds import Measured, SpeedFile
 from microscale_lab.kernel_bench.rows import Launched, row
 from microscale_lab.kernel_bench.timing import Ceilings
-from microscale_lab.predict.record import record
+from microscale_lab.predict import known_times
+from microscale_lab.predict.kernel_fit import KernelWork
+from microscale_lab.predict.rates import MMA_SYNC, library_rates, stand_in
+from microscale_lab.predict.record import DATA, merge, played_files, read_played, record, to_json
 
 H200 = replace(hardware.known("h200"), memory_bytes=int(139.8 * hardware.GIB))
 
@@ -38,6 +40,27 @@ def test_rows_are_recorded_and_older_cases_stay(tmp_path: Path) -> None:
     assert rows["qkv, 4096 tokens"].flops == pytest.approx(121e9, rel=1e-6)
 
 
+def test_new_rows_replace_old_ones_of_the_same_case() -> None:
+    small, large = (
+        Measured("moe", "x", name, size, 0, "bf16", "one", 1, 99, us)
+        for name, size, us in (("small", 48_000_000, 20.0), ("large", 480_000_000, 125.0))
+    )
+    old = SpeedFile("sm90", "h200", "2.11", "3.6", "2026-11-15", (small, large))
+    merged = merge(old, SpeedFile("sm90", "h200", "2.12", "3.7", "2026-12-01", (replace(small, us=16.0),)))
+    assert [(row.case, row.us) for row in merged.rows] == [("small", 16.0), ("large", 125.0)]
+    assert merged.torch == "2.12"
+    assert merge(None, old) == old
+
+
+def test_shipped_files_are_as_they_would_be_written() -> None:
+    families = {family.name: family for family in hardware.FAMILY_OF_SM.values()}
+    for file in speeds.MEASURED_DIR.glob("*.json"):
+        assert file.read_text() == to_json(speeds.read(file, families[file.stem]))
+    assert played_files()
+    for file in (DATA / "played").glob("*.json"):
+        assert file.read_text() == to_json(read_played(file)[0], "h200")
+
+
 def test_an_unknown_card_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="not in the table"):
         record([], replace(H200, name="NVIDIA H300"), tmp_path)
@@ -47,21 +70,22 @@ def test_rows_of_another_card_s_kernels_serve_predictions_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GB10's grouped kernel on an H200: predictions for cards that run it use its rows, the H200's do not."""
-    work = Work(400_000_000, 100_000_000_000)
+    work = KernelWork(400_000_000, 100_000_000_000)
     measured = row("moe", "64 tokens", "triton_w4a16", 900.0, work.bytes, work.flops, Ceilings(4500, 800), 1e-3)
     ran = replace(measured, launched=Launched("grouped, made up", 2, 320))
     file = record([ran], H200, tmp_path, played="gb10")
     assert file == tmp_path / "played" / "sm120.json"
-    held = speeds.read(file, hardware.known("gb10").family)
-    assert (held.gpu, held.runs_on) == ("gb10", "h200")
-    assert held.rates == stand_in("h200", "gb10")
-    assert file.read_text() == held.to_json()
+    held, rates = read_played(file)
+    assert held.gpu == "gb10"
+    assert rates == stand_in("h200", "gb10")
+    assert file.read_text() == to_json(held, "h200")
 
     def predicted(gpu: hardware.Gpu) -> float | None:
         found = known_times.find(gpu, "moe", "triton_w4a16", "grouped, made up", work)
         return found and found[0].us
 
     monkeypatch.setattr(speeds, "MEASURED_DIR", tmp_path)
+    monkeypatch.setattr("microscale_lab.predict.record.DATA", tmp_path)
     known_times.forget()
     try:
         assert predicted(stand_in("h200", "gb10")) == pytest.approx(900, rel=0.1)
@@ -73,8 +97,8 @@ def test_rows_of_another_card_s_kernels_serve_predictions_alone(
         monkeypatch.undo()
         known_times.forget()
     file.write_text(file.read_text().replace('"h200"', '"h300"'))
-    with pytest.raises(BadSetting, match="ran on 'h300'"):
-        speeds.read(file, hardware.known("gb10").family)
+    with pytest.raises(Unsupported, match="h300"):
+        read_played(file)
 
 
 def test_torchs_products_on_a_stand_in_are_the_gpus_own() -> None:

@@ -11,14 +11,14 @@ import pytest
 from microscale import hardware
 from microscale.bench import model as whole
 from microscale.cli import load
+from microscale.engine.predictions import Kind
 from microscale.errors import BadSetting, Unsupported
-from microscale.hardware import whole_models
-from microscale.hardware.fit import STREAMED
-from microscale.hardware.reach import reach
-from microscale.hardware.stand_in import stand_in as card_record
-from microscale.hardware.whole_models import Case, Kind
-from microscale_lab.predict import stand_in, sweep
+from microscale_lab.predict import stand_in, sweep, whole_models
 from microscale_lab.predict.fewer_sms import fewer_sms
+from microscale_lab.predict.rates import STREAMED
+from microscale_lab.predict.rates import reach_of as reach
+from microscale_lab.predict.rates import stand_in as card_record
+from microscale_lab.predict.whole_models import ModelCase
 
 pytestmark = pytest.mark.nightly
 
@@ -33,12 +33,12 @@ def test_the_rows_that_tell_most_come_first() -> None:
     assert {("tg", 1), ("tg", 8), ("pp", 1)} <= first
     assert all(case.batch * case.depth <= sweep.MOST_CACHED for case in found)
     assert {case.tokens for case in found if case.kind == "pp"} == {128, 512, 1024, 2048, 4096, 8192}
-    assert {case.batch for case in found if case.kind == "tg"} == {1, 2, 4, 8, 16, 32, 64}
+    assert {case.batch for case in found if case.kind == "tg"} == {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 
 
 def test_a_row_keeps_the_time_of_a_step_or_of_a_prompt() -> None:
     row = sweep.row_of("gpt-oss-120b", "exact", ROW)
-    assert row.case == Case("gpt-oss-120b", "exact", Kind.DECODE, 8, 144)
+    assert row.case == ModelCase("gpt-oss-120b", "exact", Kind.DECODE, 8, 144)
     assert row.us == pytest.approx(8 / 1500 * 1e6, rel=1e-4)
     assert row.spread == pytest.approx(0.02)
     prompt = sweep.row_of("gpt-oss-120b", "fast", replace(ROW, test="pp2048", batch=1, depth=0, tok_s=40_960.0))
@@ -91,7 +91,7 @@ def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path
     assert card_record("h200", "gb10", 48, reach(H200).gbs / 2, streamed_gbs=1e9) == half
     gb10 = hardware.known("gb10")
     step, prompt = (
-        sweep.SweepRow(Case("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
+        sweep.SweepRow(ModelCase("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
         for kind, context in ((Kind.DECODE, 144), (Kind.PREFILL, 2048))
     )
     slower = [
@@ -102,12 +102,12 @@ def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path
     assert 2.0 < slower[1] < 6.0
     file = tmp_path / "sweep.json"
     made = [replace(row, us=1.05 * stand_in.held(row, gb10, few).predicted_us) for row in (step, prompt)]
-    sweep.write(file, H200, made, sweep.Played("gb10", 48))
+    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48))
     lines = stand_in.report(file)
     assert "median error 4.8%, within 12 %: 100%" in lines[-1]
-    sweep.write(file, H200, made, sweep.Played("gb10", 48, 500.0))
+    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48, 500.0))
     assert "within 12 %: 50%" in stand_in.report(file)[-1]  # the step reads, the prompt computes
-    sweep.write(file, H200, made, sweep.Played("gb10", 48, 4550.0, 465.0))
+    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48, 4550.0, 465.0))
     assert "within 12 %: 50%" in stand_in.report(file)[-1]
     file.write_text("{}")
     with pytest.raises(BadSetting, match="holds no sweep"):

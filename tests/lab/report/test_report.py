@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from microscale.cli import load
+from microscale.engine.predictions import Kind
 from microscale.errors import BadSetting
-from microscale.hardware import KNOWN, known_times, speeds, whole_models
+from microscale.hardware import KNOWN, speeds
+from microscale_lab.predict import fit, known_times, whole_models
+from microscale_lab.predict.interval import interval
 from microscale_lab.report import adopt, card_report
 from microscale_lab.report.card_page import page
 from microscale_lab.report.telemetry import Telemetry, watched
@@ -90,13 +93,14 @@ def test_a_report_becomes_rows_and_a_line_of_readme(tmp_path: Path) -> None:
     assert readme.read_text().count("| GB10 (SM 12.1) |") == 1
 
 
-def test_rows_of_a_report_are_what_predictions_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from_h200 = card_report.predicted(_case(), GB10)["predicted_us"]
+def test_predictions_are_made_from_the_rows_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_h200 = _predicted_us()
     adopt.adopt(write(tmp_path), None, tmp_path / "measured")
     monkeypatch.setattr(speeds, "MEASURED_DIR", tmp_path / "measured")
+    monkeypatch.setattr(whole_models, "DATA", tmp_path / "measured")
     known_times.forget()
     try:
-        own = card_report.predicted(_case(), GB10)["predicted_us"]
+        own = _predicted_us()
     finally:
         monkeypatch.undo()
         known_times.forget()
@@ -104,8 +108,10 @@ def test_rows_of_a_report_are_what_predictions_use(tmp_path: Path, monkeypatch: 
     assert own != from_h200
 
 
-def _case() -> whole_models.Case:
-    return whole_models.Case("gpt-oss-20b", "exact", whole_models.Kind.DECODE, 1, 144)
+def _predicted_us() -> float:
+    """As the table of predictions is made."""
+    case = whole_models.ModelCase("gpt-oss-20b", "exact", Kind.DECODE, 1, 144)
+    return interval(fit.kernels(case, GB10), case, GB10).us
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
 from microscale.engine.pages import PagePool
-from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.predictions import BATCHES, Point, make_points
 from microscale.engine.runner import Model, ModelRunner
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import Scheduler

@@ -12,7 +12,7 @@ from typing import Any
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.precision import Precision
 from microscale.engine.loading.memory import Memory
-from microscale.engine.prediction.points import Point
+from microscale.engine.predictions import Point
 from microscale.models.config import LayerKind
 
 

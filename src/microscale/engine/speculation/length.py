@@ -66,6 +66,22 @@ class DraftCosts:
         return self.ms(sequences, sequences * drafts, drafts) / self.ms(sequences)
 
 
+def tokens_of(acceptance: float, drafts: int) -> float:
+    """Average number of tokens that a step gives a sequence with ``drafts`` drafts: 1 + a + … + a^K."""
+    return sum(acceptance**place for place in range(drafts + 1))
+
+
+def acceptance_for(tokens: float, drafts: int) -> float | None:
+    """The acceptance at which a step with ``drafts`` drafts gives ``tokens`` tokens; ``None`` if it cannot."""
+    if tokens > drafts + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_of(middle, drafts) < tokens else (low, middle)
+    return high
+
+
 class Length:
     """A rule for the length of drafts. Methods that a rule does not need do nothing."""
 

@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from microscale.backends.decision import Plan
 from microscale.engine.output import Stats
-from microscale.engine.prediction.drafts import acceptance_for
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.drafter import Context, DeviceDrafter, Drafter, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
-from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length
+from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length, acceptance_for
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.work import Work
 from microscale.models.draft_heads.drafting import DraftHead

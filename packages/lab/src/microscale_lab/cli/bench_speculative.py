@@ -98,7 +98,7 @@ def bench_speculative(
         needs = f"{depth} tokens and the steps after them need {plan.longest} positions"
         raise BadSetting(f"{needs}; the model has {prepared.config.max_context}.")
     loaded = load_with_progress(prepared)
-    head = load_drafter(prepared, loaded, depth)
+    head = load_drafter(prepared, loaded)
     if not as_json:
         versions = f"torch {torch.__version__}, triton {triton.__version__}"
         who = "free drafts" if head is None or drafter is None else f"{drafter.method} {drafter.model or ''}".strip()
@@ -119,19 +119,17 @@ def bench_speculative(
         print(speculative_table.summary(rows, acceptance))
 
 
-def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative.Head | None:
+def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.Head | None:
     """The draft head that was asked for, if one was."""
     from microscale.engine.loading.drafting import draft_costs, load_head
-    from microscale.engine.prediction.draft_head import head_drafting
     from microscale.engine.speculation.head import HeadDrafter
     from microscale_lab.model_bench import speculative
 
     if prepared.head is None:
         return None
     own, head = prepared.head, load_head(prepared.head, model)
-    drafting = head_drafting(own.config, own.setup, prepared.outline, prepared.plan, prepared.setup, depth)
     costs = draft_costs(prepared.outline, prepared.plan, prepared.setup, own)
-    return speculative.Head(partial(HeadDrafter, head), costs, drafting)
+    return speculative.Head(partial(HeadDrafter, head), costs)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

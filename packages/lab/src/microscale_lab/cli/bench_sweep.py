@@ -50,12 +50,12 @@ def bench_sweep(
     if here.is_cpu:
         raise Unsupported("bench sweep measures a GPU, and there is none here.")
     rows = sweep.read(output)
-    played: sweep.Played | None = None
+    played: sweep.PlayedAs | None = None
     with fewer_sms(sms) as seen, played_card(card) as label:
         if label is not None or seen is not None:
             read_gbs = measure_read()
             streamed = None if seen is None else round(dense.streamed_gbs(), 1)
-            played = sweep.Played(card, seen, round(read_gbs, 1), streamed)
+            played = sweep.PlayedAs(card, seen, round(read_gbs, 1), streamed)
             reads = f"{read_gbs:.0f} GB/s" + ("" if streamed is None else f", an lm_head {streamed:.0f}")
             err.print(f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs, which read {reads}")
         until = time.monotonic() + 60 * minutes

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from microscale.backends.calls import run_attention
-from microscale.backends.measured_as import path_name
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.paged import PagedAttention
@@ -26,6 +25,7 @@ from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import PAGE_SIZE, layer_spec
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import GIB, Ceilings, graph_us, measure_ceilings
+from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
     from torch import Tensor

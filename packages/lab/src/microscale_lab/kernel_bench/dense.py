@@ -17,7 +17,6 @@ from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.calls import run_dense, run_logits
-from microscale.backends.measured_as import path_name
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu, detect
@@ -30,6 +29,7 @@ from microscale.kernels.op import Activations
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.predict.measured_as import path_name
 
 TOKENS = (1, 2, 4, 8, 16, 64, 512, 4096)
 ROTATED_BYTES = 256 << 20

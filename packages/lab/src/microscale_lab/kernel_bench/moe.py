@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.backends.calls import run_moe
-from microscale.backends.measured_as import path_name
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu, detect
@@ -29,6 +28,7 @@ from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
     from torch import Tensor

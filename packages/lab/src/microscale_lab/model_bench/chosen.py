@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from microscale.engine.prediction.drafts import tokens_of
+from microscale.engine.speculation.length import tokens_of
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.work import Work
 

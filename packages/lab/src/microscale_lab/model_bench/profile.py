@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from microscale.backends.plan import Setup
+from microscale.backends.plan import Setup, estimated
 from microscale.bench.model import Case, make_engine
 from microscale.engine.engine import Engine
-from microscale.engine.prediction.predict import decode_parts, prompt_parts
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step_times import StepTimes
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 from microscale_lab.model_bench import trace as gpu_trace
@@ -111,10 +111,11 @@ def run(
     model: AnyModel, shape: Outline, setup: Setup, batch: int, depth: int, prompt: int, trace: Path | None = None
 ) -> list[Profile]:
     """One decoding step of ``batch`` sequences after ``depth`` tokens, and one prompt of ``prompt`` tokens."""
-    floors = {part.layer: part.forecast.floor_us for part in decode_parts(shape, model.ops.plan, setup, batch, depth)}
+    times = StepTimes(shape, model.ops.plan, setup, estimated)
+    floors = {part.layer: part.time.floor_us for part in times.decode(batch, depth)}
     decode = Case("tg", 4 * STEPS, batch, depth)
     plain = _decode_us(model, decode, STEPS)
-    long = {part.layer: part.forecast.floor_us for part in prompt_parts(shape, model.ops.plan, setup, prompt, 0, True)}
+    long = {part.layer: part.time.floor_us for part in times.prompt_step(prompt, 0, last=True)}
     whole = _prompt_us(model, prompt)
     name_parts(model)
     on_gpu = model.device.type == "cuda"

@@ -32,13 +32,13 @@ from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.drafting import draft_costs
-from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
 from microscale.engine.reading import Found, Reading
 from microscale.engine.request import Request
 from microscale.engine.sampler import Drawn, Sampler
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
-from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length
+from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length, tokens_of
+from microscale.explain.speculative import DraftedStep, drafted_steps
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -206,8 +206,6 @@ class Head:
     make: Callable[[int], Drafter]
     """For an engine of its own, with drafts of up to so many tokens."""
     costs: DraftCosts
-    drafting: Drafting
-    """What it is predicted to add."""
 
 
 class _Batch:
@@ -333,8 +331,8 @@ def run(
     for sequences in batches:
         batch = _Batch(model, shape, setup, plan, sequences, head)
         counts = [count for count in plan.drafts if isinstance(count, int)]
-        context, drafting = max(plan.depth, 1), FREE if head is None else head.drafting
-        steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
+        costs = draft_costs(shape, model.ops.plan, setup) if head is None else head.costs
+        steps = drafted_steps(shape, model.ops.plan, setup, costs, sequences, counts, max(plan.depth, 1))
         known = {step.drafts: step for step in steps}
         measured = batch.measure()
         alone = measured[0].seconds if 0 in measured else None
@@ -357,6 +355,6 @@ def _row(
     at = {f"{n:g}": sequences * n / seconds if n <= _number(drafts) + 1 else None for n in LENGTHS}
     return Row(
         sequences, drafts, seconds * 1e3, None if alone is None else seconds / alone,
-        None if known is None else known.floor_us / 1e3, None if known is None else known.us / 1e3,
+        None if known is None else known.us / 1e3,
         None if known is None else known.experts, each, sequences * each / seconds, at, measured.drafts, steps,
     )  # fmt: skip

@@ -18,7 +18,6 @@ class Row:
     step_ms: float
     ratio: float | None
     """Against a step without drafts, where that was measured."""
-    floor_ms: float | None
     predicted_ms: float | None
     """What ``explain`` says."""
     experts: float | None
@@ -50,16 +49,14 @@ def best(rows: Sequence[Row]) -> dict[int, Row]:
 
 def header() -> str:
     at = "".join(f"{f'at {n:g}':>9}" for n in LENGTHS)
-    return f"{'seq':>4} {'K':>5} {'step ms':>8} {'x':>5} {'floor':>7} {'explain':>8} {'experts':>7} {'tok/s':>9}{at}"
+    return f"{'seq':>4} {'K':>5} {'step ms':>8} {'x':>5} {'explain':>8} {'experts':>7} {'tok/s':>9}{at}"
 
 
 def line(row: Row) -> str:
     def shown(value: float | None, width: int, digits: int) -> str:
         return f"{'' if value is None else f'{value:.{digits}f}':>{width}}"
 
-    figures = " ".join(
-        (shown(row.ratio, 5, 2), shown(row.floor_ms, 7, 2), shown(row.predicted_ms, 8, 2), shown(row.experts, 7, 1))
-    )
+    figures = " ".join((shown(row.ratio, 5, 2), shown(row.predicted_ms, 8, 2), shown(row.experts, 7, 1)))
     at = "".join(shown(rate, 9, 1) for rate in row.tok_s_at.values())
     found = f"{row.sequences:>4} {row.drafts!s:>5} {row.step_ms:>8.2f} {figures} {row.tok_s:>9.1f}{at}".rstrip()
     return found + (f"\n{shares_line(row.chosen)}" if row.steps else "")

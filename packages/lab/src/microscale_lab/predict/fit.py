@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from microscale.backends.forecast import Forecast
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
-from microscale.engine.prediction.interval import MACHINES, NINE_IN_TEN
-from microscale.engine.prediction.predict import predict
-from microscale.hardware import KNOWN, Family, Gpu, known_times, whole_models
-from microscale.hardware.fit import Group, Key, LeftOut, leave_one_out, make_groups
-from microscale.hardware.whole_models import Case, Kind, ModelFile, ModelRow
+from microscale.engine.predictions import Kind
+from microscale.engine.step_times import StepTimes, total
+from microscale.hardware import KNOWN, Family, Gpu
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale_lab.predict import known_times, whole_models
+from microscale_lab.predict.forecast import Forecast, forecast
+from microscale_lab.predict.interval import MACHINES, NINE_IN_TEN
+from microscale_lab.predict.kernel_fit import KernelFit, Key, LeftOut, leave_one_out, make_groups
+from microscale_lab.predict.whole_models import ModelCase, ModelFile, ModelRow
 
 PAGE_SIZE, STEP_TOKENS = 16, 8192
 
@@ -78,7 +80,7 @@ def score(held: Sequence[Held]) -> Score:
     )
 
 
-def groups(family: Family) -> dict[Key, Group]:
+def groups(family: Family) -> dict[Key, KernelFit]:
     return make_groups(known_times.measured_rows(family))
 
 
@@ -93,14 +95,18 @@ def _held_kernel(entry: LeftOut) -> Held:
     return Held(" ".join(entry.key), entry.row.us, us, us / factor, us * factor)
 
 
-def kernels(case: Case, gpu: Gpu) -> Forecast:
-    """The sum of the kernels' predictions for a whole model's step or prompt."""
-    config = PRESETS[case.model]
-    setup = Setup(gpu, Activations.BF16, precision=PRECISIONS[case.precision])
-    shape = outline(case.model, config, setup.activations, PAGE_SIZE, case.context)
-    plan = make_plan(case.model, shape.uses, setup)
-    found = predict(shape, plan, setup, case.batch, case.context, STEP_TOKENS)
-    return found.step if case.kind is Kind.DECODE else found.prefill
+def kernels(case: ModelCase, gpu: Gpu, played: Gpu | None = None) -> Forecast:
+    """The sum of the kernels' predictions for a whole model's step or prompt. ``played``: the card for which kernels
+    are chosen, if it is another one."""
+    precision = PRECISIONS[case.precision]
+    setup = Setup(gpu, Activations.BF16, precision=precision)
+    chosen_for = setup if played is None else replace(setup, gpu=played)
+    shape = outline(case.model, PRESETS[case.model], setup.activations, PAGE_SIZE, case.context)
+    plan = make_plan(case.model, shape.uses, chosen_for)
+    steps = StepTimes(shape, plan, setup, forecast)
+    if case.kind is Kind.DECODE:
+        return total(steps.decode(case.batch, case.context))
+    return steps.prompt(case.context, STEP_TOKENS)
 
 
 def recounted(file: ModelFile) -> ModelFile:
@@ -119,9 +125,9 @@ def held_models(rows: Sequence[ModelRow]) -> list[Held]:
     found = []
     for row in rows:
         others = [other for other in rows if other is not row]
-        mend = whole_models.mend(others, row.case, here=True)
-        us = mend.mended(row.kernels_us, row.memory_us)
-        factor = math.exp(NINE_IN_TEN * math.hypot(mend.deviation, MACHINES))
+        correction = whole_models.correct(others, row.case, here=True)
+        us = correction.corrected(row.kernels_us, row.memory_us)
+        factor = math.exp(NINE_IN_TEN * math.hypot(correction.deviation, MACHINES))
         name = f"{row.case.model} {row.case.precision} {row.case.kind} {row.case.batch} x {row.case.context}"
         found.append(Held(name, row.us, us, us / factor, us * factor))
     return found

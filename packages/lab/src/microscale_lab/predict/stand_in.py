@@ -10,30 +10,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PRECISIONS
-from microscale.engine.prediction.interval import interval
-from microscale.engine.prediction.predict import predict
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, Gpu
-from microscale.hardware.stand_in import stand_in
-from microscale.hardware.whole_models import Kind
-from microscale.models.families import PRESETS
-from microscale.models.outline import outline
-from microscale_lab.predict.fit import PAGE_SIZE, STEP_TOKENS, Held, score
+from microscale_lab.predict.fit import Held, kernels, score
+from microscale_lab.predict.interval import interval
+from microscale_lab.predict.rates import stand_in
 from microscale_lab.predict.sweep import SweepRow, read
 
 
 def held(row: SweepRow, played: Gpu, gpu: Gpu) -> Held:
     """A row and its prediction; ``played`` decides which kernels run, ``gpu`` how long they take."""
     case = row.case
-    precision = PRECISIONS[case.precision]
-    shape = outline(case.model, PRESETS[case.model], Activations.BF16, PAGE_SIZE, case.context)
-    plan = make_plan(case.model, shape.uses, Setup(played, Activations.BF16, precision=precision))
-    setup = Setup(gpu, Activations.BF16, precision=precision)
-    found = predict(shape, plan, setup, case.batch, case.context, STEP_TOKENS)
-    time = interval(found.step if case.kind is Kind.DECODE else found.prefill, case, gpu)
+    time = interval(kernels(case, gpu, played), case, gpu)
     name = f"{case.model} {case.precision} {case.kind} {case.batch} x {case.context}"
     return Held(name, row.us, time.us, time.low_us, time.high_us)
 

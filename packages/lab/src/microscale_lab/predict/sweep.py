@@ -22,12 +22,14 @@ from microscale.bench import model as whole
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
+from microscale.engine.predictions import Kind
 from microscale.errors import Unsupported
-from microscale.hardware import Gpu, card_name, whole_models
-from microscale.hardware.whole_models import Case, Kind, ModelFile, ModelRow
+from microscale.hardware import Gpu, card_name
+from microscale_lab.predict import whole_models
 from microscale_lab.predict.fit import recounted
+from microscale_lab.predict.whole_models import ModelCase, ModelFile, ModelRow
 
-BATCHES = (1, 8, 64, 4, 16, 32, 2)
+BATCHES = (1, 8, 64, 256, 4, 16, 512, 128, 32, 2)
 DEPTHS = (128, 2048, 8192)
 PROMPTS = (2048, 512, 8192, 128, 4096, 1024)
 NEW_TOKENS = 32
@@ -41,7 +43,7 @@ REPEATS = 2
 class SweepRow:
     """One case as it was measured."""
 
-    case: Case
+    case: ModelCase
     us: float
     spread: float
     """Of the runs, as a fraction."""
@@ -51,7 +53,7 @@ class SweepRow:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedAs:
     """What stood in for another card."""
 
     card: str | None = None
@@ -80,11 +82,11 @@ def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.
     return [case for case in mixed if case.longest <= max_context]
 
 
-def case_of(model: str, precision: str, case: whole.Case) -> Case:
+def case_of(model: str, precision: str, case: whole.Case) -> ModelCase:
     """A row's name in the file of whole models."""
     if case.kind == "pp":
-        return Case(model, precision, Kind.PREFILL, 1, case.tokens)
-    return Case(model, precision, Kind.DECODE, case.batch, case.depth + case.tokens // 2)
+        return ModelCase(model, precision, Kind.PREFILL, 1, case.tokens)
+    return ModelCase(model, precision, Kind.DECODE, case.batch, case.depth + case.tokens // 2)
 
 
 def row_of(model: str, precision: str, row: whole.Row) -> SweepRow:
@@ -104,14 +106,14 @@ def read(file: Path) -> list[SweepRow]:
 
 def _row(entry: dict[str, Any]) -> SweepRow:
     names = ("model", "precision", "kind", "batch", "context")
-    case = Case(**{name: entry[name] for name in names} | {"kind": Kind(entry["kind"])})
+    case = ModelCase(**{name: entry[name] for name in names} | {"kind": Kind(entry["kind"])})
     return SweepRow(case, entry["us"], entry["spread"])
 
 
-def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], played: Played | None = None) -> None:
+def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], played: PlayedAs | None = None) -> None:
     """All rows so far, with where they were measured."""
     versions = {"torch": torch.__version__, "triton": triton.__version__}
-    head = {"gpu": card_name(gpu), **asdict(played or Played()), **versions}
+    head = {"gpu": card_name(gpu), **asdict(played or PlayedAs()), **versions}
     file.write_text(json.dumps({**head, "rows": [row.to_json() for row in rows]}, indent=1) + "\n")
 
 

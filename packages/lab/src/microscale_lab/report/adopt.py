@@ -12,12 +12,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from microscale.engine.predictions import Kind
 from microscale.errors import BadSetting
-from microscale.hardware import KNOWN, speeds, whole_models
+from microscale.hardware import KNOWN, speeds
 from microscale.hardware.speeds import Measured
-from microscale.hardware.whole_models import Case, Kind, ModelFile, ModelRow
+from microscale_lab.predict import whole_models
 from microscale_lab.predict.fit import recounted
 from microscale_lab.predict.record import keep
+from microscale_lab.predict.whole_models import ModelCase, ModelFile, ModelRow
 from microscale_lab.report.card_report import SCHEMA
 
 RAN = "**ran**: correct against float32, and timed"
@@ -48,7 +50,7 @@ def read_report(file: Path) -> dict[str, Any]:
     if not report["measured"] or not rows:
         raise BadSetting(f"{file} has no measured rows: it was made without a GPU.")
     if failed:
-        raise BadSetting(f"{file}: {len(failed)} kernels were wrong on this card; mend them before their speed counts.")
+        raise BadSetting(f"{file}: {len(failed)} kernels were wrong on this card; fix them before their speed counts.")
     assert isinstance(report, dict)
     return report
 
@@ -85,7 +87,7 @@ def _models(report: dict[str, Any], card: str, versions: tuple[str, str, str], d
     family = KNOWN[card].family.name
     rows = []
     for row in found:
-        case = Case(row["model"], row["precision"], Kind(row["kind"]), row["batch"], row["context"])
+        case = ModelCase(row["model"], row["precision"], Kind(row["kind"]), row["batch"], row["context"])
         rows.append(ModelRow(case, row["us"], 1.0, 0.0))
     file = whole_models.file_of(family, directory)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -58,9 +58,12 @@ def _models(report: Mapping[str, Any]) -> Iterator[str]:
             continue
         work = row["context"] if row["kind"] == "prefill" else row["batch"]
         what = f"prefill {row['context']}" if row["kind"] == "prefill" else f"decode, {row['batch']} x {row['context']}"
-        rates = [f"{work / row[name] * 1e6:.1f}" for name in ("us", "predicted_us", "high_us", "low_us")]
-        inside = "yes" if row["low_us"] <= row["us"] <= row["high_us"] else "no"
-        figures = f"{rates[0]} | {rates[1]} | {rates[2]} to {rates[3]} | {inside}"
+        rates = [f"{work / row[name] * 1e6:.1f}" for name in ("us", "predicted_us")]
+        interval = " | "
+        if row["low_us"] is not None:
+            slow, fast = (f"{work / row[name] * 1e6:.1f}" for name in ("high_us", "low_us"))
+            interval = f"{slow} to {fast} | {'yes' if row['low_us'] <= row['us'] <= row['high_us'] else 'no'}"
+        figures = f"{rates[0]} | {rates[1]} | {interval}"
         yield f"| {row['model']} | {row['precision']} | {what} | {figures} |"
 
 

@@ -25,14 +25,15 @@ from rich.console import Console
 
 from microscale import doctor
 from microscale.backends.precision import PRECISIONS
+from microscale.engine.predictions import Kind
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.explain.report import Question, explain
 from microscale.hardware import GIB, Gpu, card_name
-from microscale.hardware.whole_models import Case, Kind
 from microscale.version import __version__
 from microscale_lab.kernel_bench import kernels
 from microscale_lab.kernel_bench.rows import WrongResult
 from microscale_lab.predict import record, sweep
+from microscale_lab.predict.whole_models import ModelCase
 from microscale_lab.prove.command import run_cases
 from microscale_lab.report.telemetry import watched
 
@@ -158,14 +159,14 @@ def _models(asked: Asked, tell: Tell) -> list[dict[str, Any]]:
     return found
 
 
-def predicted(case: Case, gpu: Gpu) -> dict[str, float]:
-    """What ``explain`` says of a case, in microseconds with its interval."""
+def predicted(case: ModelCase, gpu: Gpu) -> dict[str, float | None]:
+    """What ``explain`` says of a case, in microseconds with its interval, if it has one."""
     precision = PRECISIONS[case.precision]
     report = explain(Question(case.model, card_name(gpu), precision, context=case.context, batch=case.batch))
     point = report.asked if case.kind is Kind.DECODE else report.prompt
     work = case.batch if case.kind is Kind.DECODE else case.context
-    low, high = work / point.high * 1e6, work / point.low * 1e6
-    return {"predicted_us": round(point.us, 1), "low_us": round(low, 1), "high_us": round(high, 1)}
+    low, high = (rate and round(work / rate * 1e6, 1) for rate in (point.high, point.low))
+    return {"predicted_us": round(point.us, 1), "low_us": low, "high_us": high}
 
 
 # ---- nothing that tells who sent it ---------------------------------------------------------------------------------

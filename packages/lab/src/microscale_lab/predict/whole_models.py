@@ -2,7 +2,7 @@
 
 A step is more than its kernels (embedding, gaps, the host) and less (streams that overlap). ``measured/models/
 <family>.json`` holds whole steps and prompts with the sum that the kernels' rows gave for each when the file was
-written. Predictions take the sum and mend it by what neighbouring rows left: same kind, same model, same precision,
+written. Predictions take the sum and correct it by what neighbouring rows left: same kind, same model, same precision,
 nearly the same batch and context. On another card only the mean of the kind is known.
 """
 
@@ -12,15 +12,15 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from microscale.engine.predictions import Kind
 from microscale.errors import BadSetting
-from microscale.hardware import speeds
-from microscale.hardware.families import KNOWN, Family
-from microscale.hardware.least_squares import factor, solve_factored
+from microscale.hardware import KNOWN, Family
+from microscale_lab.predict.least_squares import factor, solve_factored
+from microscale_lab.predict.record import DATA
 
 HEAD = ("family", "gpu", "torch", "triton", "date", "source")
 NOISE = 0.02
@@ -37,13 +37,8 @@ DOUBLINGS = {"decode": 3.0, "prefill": 1.5}
 """Of batch or context, over which rows are alike: prompts change their kernels with their length."""
 
 
-class Kind(StrEnum):
-    DECODE = "decode"
-    PREFILL = "prefill"
-
-
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """One step of decoding, or one prompt."""
 
     model: str
@@ -58,7 +53,7 @@ class Case:
 class ModelRow:
     """A case as it was measured."""
 
-    case: Case
+    case: ModelCase
     us: float
     """Of one step, or of the whole prompt."""
     kernels_us: float
@@ -99,12 +94,12 @@ class ModelFile:
 
 
 def file_of(family: str, directory: Path | None = None) -> Path:
-    return (directory or speeds.MEASURED_DIR) / "models" / f"{family}.json"
+    return (directory or DATA) / "models" / f"{family}.json"
 
 
 def read(file: Path) -> ModelFile:
     """A file of whole-model rows, checked."""
-    names = {field.name for field in fields(Case)}
+    names = {field.name for field in fields(ModelCase)}
     try:
         data = json.loads(file.read_text())
         rows = []
@@ -112,7 +107,7 @@ def read(file: Path) -> ModelFile:
             times = {"us", "kernels_us", "memory_us"}
             if set(row) != names | times or not (row["us"] > 0 and row["kernels_us"] > row["memory_us"] >= 0):
                 raise ValueError(f"the row {row} is no measured step")
-            case = Case(**{name: row[name] for name in names} | {"kind": Kind(row["kind"])})
+            case = ModelCase(**{name: row[name] for name in names} | {"kind": Kind(row["kind"])})
             rows.append(ModelRow(case, row["us"], row["kernels_us"], row["memory_us"]))
         head = {name: str(data[name]) for name in HEAD}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -123,7 +118,7 @@ def read(file: Path) -> ModelFile:
 
 
 @dataclass(frozen=True)
-class Mend:
+class Correction:
     """What a sum of kernels is to be multiplied by, and the log deviation of that."""
 
     factor: float
@@ -133,13 +128,13 @@ class Mend:
     of_rest: bool
     """Only what is not reading is multiplied: the rows are another card's, and its bandwidth is known."""
 
-    def mended(self, us: float, memory_us: float) -> float:
+    def corrected(self, us: float, memory_us: float) -> float:
         """A sum of kernels of which so much is reading."""
         return memory_us + (us - memory_us) * self.factor if self.of_rest else us * self.factor
 
     def deviation_of(self, us: float, memory_us: float) -> float:
         """Of the whole, as a logarithm."""
-        whole = self.mended(us, memory_us)
+        whole = self.corrected(us, memory_us)
         return self.deviation * (whole - memory_us) / whole if self.of_rest else self.deviation
 
 
@@ -157,7 +152,7 @@ class _Fitted:
 def _fitted(alike: tuple[ModelRow, ...], here: bool) -> _Fitted:
     left = [row.left if here else row.left_of_rest for row in alike]
     mean = sorted(left)[len(alike) // 2]
-    spread = math.sqrt((sum((each - mean) ** 2 for each in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
+    spread = math.sqrt((sum((value - mean) ** 2 for value in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
     return _Fitted(left, mean, spread, factor(_table(alike, spread)))
 
 
@@ -170,23 +165,23 @@ def _table(alike: Sequence[ModelRow], spread: float) -> list[list[float]]:
     return table
 
 
-def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
+def correct(rows: Sequence[ModelRow], case: ModelCase, here: bool) -> Correction:
     """For one case, from the rows of its kind; ``here``: they are of this kind of card. What sums of kernels leave out
     is launches and arithmetic for the most part: it is alike on another card too, but less."""
     alike = tuple(row for row in rows if row.case.kind is case.kind)
     if not alike:
-        return Mend(1.0, 3 * LEAST_DOUBT, False, not here)
+        return Correction(1.0, 3 * LEAST_DOUBT, False, not here)
     fitted = _fitted(alike, here)
     common = 1.0 if here else ANOTHER_CARD
     shared = [common * fitted.spread**2 * _likeness(case, row.case) for row in alike]
     weights = solve_factored(fitted.factor, shared)
-    moved = fitted.mean + sum(w * (each - fitted.mean) for w, each in zip(weights, fitted.left, strict=True))
+    moved = fitted.mean + sum(w * (value - fitted.mean) for w, value in zip(weights, fitted.left, strict=True))
     unknown = max(fitted.spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
     near = here and any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
-    return Mend(math.exp(moved), math.hypot(math.sqrt(unknown), NOISE), near, not here)
+    return Correction(math.exp(moved), math.hypot(math.sqrt(unknown), NOISE), near, not here)
 
 
-def _likeness(a: Case, b: Case) -> float:
+def _likeness(a: ModelCase, b: ModelCase) -> float:
     kind, model, precision = ALIKE
     same = a.model == b.model
     common = kind + model * same + precision * (same and a.precision == b.precision)

@@ -1,13 +1,12 @@
-"""Speeds of a model on several ranks: one rank's own time, and its sums, which wait for the link."""
+"""Speeds of a model on several ranks: one rank's own time plus its sums over all ranks, which wait for the link."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from microscale.engine.prediction.points import Point
+from microscale.engine.predictions import Kind, Point
 from microscale.hardware.links import Link, Wait
-from microscale.hardware.whole_models import Kind
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,7 @@ class JoinedPoint:
     tok_s: float
     low: float
     high: float
+    """From the slowest to the fastest published time of a sum, and over the rank's own interval if it has one."""
 
     def to_json(self) -> dict[str, Any]:
         own = self.point.to_json()
@@ -35,7 +35,11 @@ def with_sums(point: Point, link: Link, world: int, sums: int, row_bytes: int, s
     tokens = point.context if point.kind is Kind.PREFILL else point.batch
     steps, rest = divmod(tokens, step_tokens)
     waits = [link.wait(step_tokens * row_bytes, world)] * steps + [link.wait(rest * row_bytes, world)] * bool(rest)
-    low_us, high_us = (sums * sum(ends) for ends in zip(*((each.low, each.high) for each in waits), strict=True))
-    own = [tokens / rate * 1e6 for rate in (point.tok_s, point.low, point.high)]
-    added = ((low_us + high_us) / 2, high_us, low_us)
-    return JoinedPoint(point, waits[0], *(tokens / (us + more) * 1e6 for us, more in zip(own, added, strict=True)))
+    fast_us, slow_us = sums * sum(wait.low for wait in waits), sums * sum(wait.high for wait in waits)
+
+    def rate(own: float | None, sums_us: float) -> float:
+        own_us = point.us if own is None else tokens / own * 1e6
+        return tokens / (own_us + sums_us) * 1e6
+
+    middle = rate(None, (fast_us + slow_us) / 2)
+    return JoinedPoint(point, waits[0], middle, rate(point.low, slow_us), rate(point.high, fast_us))

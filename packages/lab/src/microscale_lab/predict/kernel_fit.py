@@ -21,11 +21,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from microscale.hardware.families import Gpu
-from microscale.hardware.least_squares import minimise, solve
-from microscale.hardware.reach import issue_rate, reach
+from microscale.hardware.speeds import peak_tflops
+from microscale_lab.predict.least_squares import minimise, solve
+from microscale_lab.predict.rates import STREAMED, issue_rate, reach_of
 
-STREAMED = 0.93
-"""The part of what a plain read reaches that the best of our kernels do: lm_head in BF16 91 %, a long decode 90 %."""
 LARGE_TILES = 250.0
 """Operations a byte from which on a group is bound by matrix units: a small batch of 64 tokens has up to 230."""
 NOISE = 0.015
@@ -41,7 +40,7 @@ DENSE_REACH, REACH = (0.15, 3.0), (1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What one call moves and computes."""
 
     bytes: float
@@ -70,10 +69,10 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Row:
+class FitRow:
     """One measured call on ``gpu``."""
 
-    work: Work
+    work: KernelWork
     us: float
     gpu: Gpu
 
@@ -82,18 +81,13 @@ class Row:
         return place(self.work)
 
 
-def place(work: Work) -> tuple[float, float]:
+def place(work: KernelWork) -> tuple[float, float]:
     """Where a row stands among others: doublings of bytes and of operations."""
     return math.log2(1 + work.bytes), math.log2(1 + work.flops)
 
 
-def peak_tflops(unit: str, gpu: Gpu) -> float:
-    peaks = {"bf16": gpu.peak.bf16, "fp8": gpu.peak.fp8, "fp4": gpu.peak.fp4}
-    return peaks[unit] or gpu.peak.bf16
-
-
 class Rated(NamedTuple):
-    """Work on a card: what of the formula no parameter changes. A fit asks for each row a hundred times."""
+    """KernelWork on a card: what of the formula no parameter changes. A fit asks for each row a hundred times."""
 
     bytes: float
     flops: float
@@ -103,8 +97,8 @@ class Rated(NamedTuple):
     peak_tflops: float
 
     @classmethod
-    def of(cls, work: Work, gpu: Gpu) -> Rated:
-        memory = work.bytes / (reach(gpu).gbs * STREAMED * 1e3)
+    def of(cls, work: KernelWork, gpu: Gpu) -> Rated:
+        memory = work.bytes / (reach_of(gpu).gbs * STREAMED * 1e3)
         return cls(work.bytes, work.flops, memory, issue_rate(gpu) * 1e3, peak_tflops(work.unit, gpu))
 
     def parts(self, parameters: Sequence[float], large: bool) -> tuple[float, float, float, float]:
@@ -124,16 +118,16 @@ class Rated(NamedTuple):
         return fixed + memory + issue + matrix
 
 
-def formula(parameters: Sequence[float], large: bool, work: Work, gpu: Gpu) -> Timing:
+def formula(parameters: Sequence[float], large: bool, work: KernelWork, gpu: Gpu) -> Timing:
     """The two parts."""
     return Timing(*Rated.of(work, gpu).parts(parameters, large), deviation=0.0)
 
 
 @dataclass(frozen=True)
-class Group:
+class KernelFit:
     """The fit of one op, implementation and path."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[FitRow, ...]
     spans: tuple[float, float]
     """Doublings over which neighbours are alike."""
 
@@ -180,7 +174,7 @@ class Group:
             for i, a in enumerate(places)
         ]
 
-    def here(self, work: Work, gpu: Gpu) -> Timing:
+    def here(self, work: KernelWork, gpu: Gpu) -> Timing:
         """The time on the card that was measured: the formula, mended by the rows near this work."""
         near = [self._alike(place(work), row.place) for row in self.rows]
         weights = solve(self._table, near)
@@ -189,7 +183,7 @@ class Group:
         variance = max(self.deviation**2 - known, 0.0) + NOISE**2
         return formula(self.parameters, self.large, work, gpu).scaled(math.exp(mend), math.sqrt(variance))
 
-    def elsewhere(self, work: Work, gpu: Gpu) -> Timing:
+    def elsewhere(self, work: KernelWork, gpu: Gpu) -> Timing:
         """The time on another card: the formula with that card's rates."""
         return formula(self.parameters, self.large, work, gpu).scaled(1.0, self.deviation)
 
@@ -198,8 +192,8 @@ Key = tuple[str, str, str]
 """Op, implementation and path."""
 
 
-def make_groups(rows: Mapping[Key, Sequence[Row]]) -> dict[Key, Group]:
-    return {key: Group(tuple(found), DENSE_REACH if key[0] == "dense" else REACH) for key, found in rows.items()}
+def make_groups(rows: Mapping[Key, Sequence[FitRow]]) -> dict[Key, KernelFit]:
+    return {key: KernelFit(tuple(found), DENSE_REACH if key[0] == "dense" else REACH) for key, found in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -207,7 +201,7 @@ class LeftOut:
     """One row, and what the others say of it."""
 
     key: Key
-    row: Row
+    row: FitRow
     timing: Timing
 
     @property
@@ -216,7 +210,7 @@ class LeftOut:
         return math.log(self.timing.us / self.row.us)
 
 
-def leave_one_out(rows: Mapping[Key, Sequence[Row]], step: Callable[[], object] = lambda: None) -> list[LeftOut]:
+def leave_one_out(rows: Mapping[Key, Sequence[FitRow]], step: Callable[[], object] = lambda: None) -> list[LeftOut]:
     """Every row predicted from the other rows of its group; groups of one row have nothing to say."""
     found = []
     for key, group in rows.items():

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.backends.paths import LM_HEAD, Asked, ask
+from microscale.engine.step_times import FUSED_SEQUENCES
 from microscale.hardware import Gpu
-from microscale.hardware.fit import Work
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.attention.widen import COPY
@@ -17,13 +17,12 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec
 from microscale.kernels.op import Cost, Implementation
 from microscale.kernels.small import cost as small_cost
 from microscale.kernels.small.spec import SmallSpec
+from microscale_lab.predict.kernel_fit import KernelWork
 
 PLAIN_HEADS = 64
 """Heads of any other size are groups of their own."""
 TORCH = "torch"
 """The path of an implementation that has one way and launches nothing of ours."""
-FUSED_SEQUENCES = 8
-"""Up to so many sequences the rotation and the KV write are inside the attention kernel."""
 PROMPT_TOKENS = 256
 
 
@@ -34,7 +33,7 @@ class Call:
     op: str
     implementation: str
     path: str
-    work: Work
+    work: KernelWork
     launches: int = 1
 
 
@@ -43,7 +42,7 @@ def calls(entry: Implementation[Any], layer: str, spec: Any, cost: Cost, gpu: Gp
     if isinstance(spec, SmallSpec):
         yield from _small(entry.name, spec)
         return
-    work = Work(cost.bytes, cost.flops, cost.unit.value)
+    work = KernelWork(cost.bytes, cost.flops, cost.unit.value)
     if isinstance(spec, DenseSpec):
         # As the rows count: weights once, whatever a path copies or reads again.
         work = replace(work, bytes=weight_bytes(spec) + activation_bytes(spec))
@@ -83,4 +82,4 @@ def _small(name: str, spec: SmallSpec) -> Iterator[Call]:
     if spec.tokens > FUSED_SEQUENCES:
         parts["rope_and_write_kv"] = small_cost.rope_and_write_kv(spec)
     for path, num_bytes in parts.items():
-        yield Call("small", name, path, Work(num_bytes, 0))
+        yield Call("small", name, path, KernelWork(num_bytes, 0))

@@ -1,7 +1,7 @@
-"""What the measured rows say about other work and other cards, by the two-part model of ``fit``.
+"""What the measured rows say about other work and other cards, by the two-part model of ``kernel_fit``.
 
 ``find`` gives a time for work of kernels that were measured, on the measured card and on others, and ``None`` where
-nothing of the implementation was measured: then its stated efficiency holds.
+nothing of the implementation was measured: then its stated efficiency is used.
 """
 
 from __future__ import annotations
@@ -9,26 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 
-from microscale.hardware import speeds, whole_models
-from microscale.hardware.families import FAMILY_OF_SM, KNOWN, Family, Feature, Gpu
-from microscale.hardware.fit import Group, Key, Row, Timing, Work, make_groups, place
-from microscale.hardware.gpu import card_name
-from microscale.hardware.stand_in import library_rates
-
-
-class Basis(StrEnum):
-    """From what a time is known."""
-
-    MEASURED = "measured"
-    """On this kind of card, for work of about this size."""
-    FITTED = "fitted"
-    """The same kernels were measured on another card, or at other sizes."""
-    STATED = "data sheet"
-    """The card's rates, and an efficiency that the implementation states."""
-
+from microscale.engine.predictions import Basis
+from microscale.hardware import FAMILY_OF_SM, KNOWN, Family, Feature, Gpu, card_name, speeds
+from microscale_lab.predict import whole_models
+from microscale_lab.predict.kernel_fit import FitRow, KernelFit, KernelWork, Key, Timing, make_groups, place
+from microscale_lab.predict.rates import library_rates
+from microscale_lab.predict.record import played_files
 
 LIBRARY = "dequantized"
 """The implementation whose products are torch's."""
@@ -41,12 +29,12 @@ class Source:
     """The groups that one card was measured for."""
 
     card: str
-    groups: Mapping[Key, Group]
+    groups: Mapping[Key, KernelFit]
     played: bool = False
     """Its kernels ran on another card, and are of use only where the very same path runs."""
 
 
-def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple[Timing, Basis] | None:
+def find(gpu: Gpu, op: str, implementation: str, path: str, work: KernelWork) -> tuple[Timing, Basis] | None:
     """The time of this work, from rows of the card's own family if there are any, else from those of another."""
     own = _source(gpu.family)
     others = (_source(family) for family in _measured_families() if family is not gpu.family)
@@ -68,7 +56,7 @@ def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple
     return None
 
 
-def _group(source: Source, op: str, implementation: str, path: str, work: Work) -> tuple[Group, bool] | None:
+def _group(source: Source, op: str, implementation: str, path: str, work: KernelWork) -> tuple[KernelFit, bool] | None:
     """The path's own group; else that of the same path without what else tells rows apart (FP8 KV, drafts), or of the
     implementation's path with the rows nearest to this work."""
     exact = source.groups.get((op, implementation, path))
@@ -87,7 +75,7 @@ def _group(source: Source, op: str, implementation: str, path: str, work: Work) 
     return min(others, key=lambda group: min(_distance(work, row.work) for row in group.rows)), False
 
 
-def _distance(a: Work, b: Work) -> float:
+def _distance(a: KernelWork, b: KernelWork) -> float:
     return max(abs(x - y) for x, y in zip(place(a), place(b), strict=True))
 
 
@@ -97,15 +85,16 @@ def _measured_families() -> tuple[Family, ...]:
     return tuple(named[file.stem] for file in sorted(speeds.MEASURED_DIR.glob("*.json")) if file.stem in named)
 
 
-def measured_rows(family: Family) -> dict[Key, list[Row]]:
+def measured_rows(family: Family) -> dict[Key, list[FitRow]]:
     """The rows of a family by op, implementation and path."""
-    return _by_path(speeds.read(speeds.MEASURED_DIR / f"{family.name}.json", family))
+    file = speeds.read(speeds.MEASURED_DIR / f"{family.name}.json", family)
+    return _by_path(file, KNOWN[file.gpu])
 
 
-def _by_path(file: speeds.SpeedFile) -> dict[Key, list[Row]]:
-    found: dict[Key, list[Row]] = {}
+def _by_path(file: speeds.SpeedFile, rates: Gpu) -> dict[Key, list[FitRow]]:
+    found: dict[Key, list[FitRow]] = {}
     for row in file.rows:
-        entry = Row(Work(row.bytes, row.flops, row.unit), row.us, file.rates)
+        entry = FitRow(KernelWork(row.bytes, row.flops, row.unit), row.us, rates)
         found.setdefault((row.op, row.implementation, row.path), []).append(entry)
     return found
 
@@ -125,10 +114,7 @@ def _played_sources(gpu: Gpu) -> tuple[Source, ...]:
 
 @cache
 def _all_played() -> tuple[Source, ...]:
-    named = {family.name: family for family in FAMILY_OF_SM.values()}
-    files = sorted((speeds.MEASURED_DIR / speeds.PLAYED).glob("*.json"))
-    found = (speeds.read(file, named[file.stem]) for file in files)
-    return tuple(Source(file.gpu, make_groups(_by_path(file)), played=True) for file in found)
+    return tuple(Source(file.gpu, make_groups(_by_path(file, rates)), played=True) for file, rates in played_files())
 
 
 def forget() -> None:

@@ -1,20 +1,19 @@
-"""A rank's own time with its sums, as ``explain`` tells it."""
+"""A rank's own time with its sums, as ``explain`` prints it."""
 
 from __future__ import annotations
 
 import pytest
 
-from microscale.engine.prediction.joined import with_sums
-from microscale.engine.prediction.points import Point
-from microscale.hardware.known_times import Basis
+from microscale.engine.predictions import Basis, Kind, Point
+from microscale.explain.ranks import with_sums
 from microscale.hardware.links import Link, Wait
-from microscale.hardware.whole_models import Kind
 
 LINK = Link("x", "x", ((1 << 20, Wait(10.0, 30.0)),), (1.0, 1.0), "a test", "2026-11-17")
 
 
 def point(kind: Kind, batch: int, context: int, tok_s: float) -> Point:
-    return Point(kind, batch, context, tok_s, tok_s / 2, tok_s * 2, 1e6, 1e6, Basis.FITTED, 1.0)
+    us = (batch if kind is Kind.DECODE else context) / tok_s * 1e6
+    return Point(kind, batch, context, tok_s, tok_s / 2, tok_s * 2, 1e6, 1e6, Basis.FITTED, us)
 
 
 def test_a_step_waits_for_each_of_its_sums() -> None:
