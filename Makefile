@@ -113,7 +113,7 @@ test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of th
 # Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:
 # make test-clients ARGS='--only codex'
 test-clients: $(INSTALLED) browser ## Run real clients, from PyPI and npm, against the server: rewrites docs/clients.md
-	PYTHONPATH=tests $(BIN)/python -m clients.run $(ARGS)
+	PYTHONPATH=tests:. $(BIN)/python -m compat.run $(ARGS)
 
 lint: $(INSTALLED) ## Lint, format, architecture rules and types (two minutes on two cores, seconds the second time)
 	$(BIN)/ruff check .

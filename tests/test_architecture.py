@@ -10,7 +10,7 @@ from tools.architecture import Source, violations
 JIT = "from microscale.kernels.moe import pairs_jit as jit\n"
 WRONG = [
     ("models/gpt_oss/model.py", "from microscale.engine import engine"),
-    ("models/decoder.py", "from microscale.backends import oracle"),
+    ("models/decoder.py", "from microscale.planning import oracle"),
     ("server/openai/logprobs.py", "from microscale.server.anthropic import convert"),
     ("engine/engine.py", "def step():\n    import torch"),
     ("engine/engine.py", "x = torch.cuda.get_device_capability()"),
@@ -27,8 +27,8 @@ WRONG = [
     ("server/host.py", "import os\nkey = os.environ['KEY']"),
     ("kernels/op.py", "# mypy: ignore-errors"),
     ("kernels/op.py", "attend[(programs, heads)](q, k)"),
-    ("backends/ops.py", JIT + "jit.combine[grid](x, y, 3)"),
-    ("backends/ops.py", JIT + "jit.small.warmup(x)"),
+    ("planning/ops.py", JIT + "jit.combine[grid](x, y, 3)"),
+    ("planning/ops.py", JIT + "jit.small.warmup(x)"),
     ("kernels/op.py", "def run(x):\n    if x.shape[0] <= 64:\n        return few(x)\n    return many(x)"),
     ("kernels/op.py", "def run(x, gpu):\n    return wgmma(x) if gpu.has(A) else grouped(x)"),
     ("kernels/op.py", "def run(batch):\n    match batch.max_query_len:\n        case 1: decode()"),
@@ -46,7 +46,7 @@ WRONG = [
     ("unheard_of.py", ""),
 ]
 RIGHT = [
-    ("models/decoder.py", "from microscale.backends.ops import Ops"),
+    ("models/decoder.py", "from microscale.planning.ops import Ops"),
     ("engine/engine.py", "'''Runs on SM90.'''\nx = 1  # SM120\nnum_sms = 132\nfamily = 'small'\nRow(sm=task.sm)"),
     ("engine/engine.py", "GPUTarget('cuda', sm, 32)"),
     ("server/host.py", "'''As Gemma has it.'''\nArgument(help='A preset (gpt-oss-120b …)')\nname = 'gpt-oss-20b'"),

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clients import environments, report
-from clients.report import Check, Result, Status
-from clients.sanitise import Sanitiser
-from clients.table import CLIENTS, Client, Kind
+from compat import environments, report
+from compat.report import Check, Result, Status
+from compat.sanitise import Sanitiser
+from compat.table import CLIENTS, Client, Kind
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "clients.md"
-SCRIPTS = ROOT / "tests" / "clients" / "scripts"
+SCRIPTS = ROOT / "compat" / "scripts"
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

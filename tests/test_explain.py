@@ -13,10 +13,6 @@ from typing import Any
 import pytest
 from rich.markup import render as render_markup
 
-from microscale.backends.decision import Decision
-from microscale.backends.ops import Activations, Kernel, Launch, Ops, recording
-from microscale.backends.oracle import Preference
-from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.engine.step_times import total
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
@@ -28,6 +24,10 @@ from microscale.kernels.moe.small_batch import LIST_PAIRS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
+from microscale.planning.decision import Decision
+from microscale.planning.ops import Activations, Kernel, Launch, Ops, recording
+from microscale.planning.oracle import Preference
+from microscale.planning.precision import PRECISIONS, Precision, make_precision
 from support.measured_rows import measured_us
 from support.tiny_checkpoints import CASES, write_hf
 

@@ -62,9 +62,9 @@ def test_the_help_of_no_command_imports_torch() -> None:
 
 RECORD = """
 import json, sys
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.plan import Setup
-from microscale.backends.precision import make_precision
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.plan import Setup
+from microscale.planning.precision import make_precision
 from microscale.engine.loading.warming import recorded
 from microscale.hardware import known
 from microscale.models.families import preset
@@ -101,9 +101,9 @@ RECORD_HEAD = """
 import json, sys
 from dataclasses import replace
 from microscale.models.config import HeadFormats
-from microscale.backends.ops import Activations, Preference
-from microscale.backends.plan import Setup
-from microscale.backends.precision import make_precision
+from microscale.planning.ops import Activations, Preference
+from microscale.planning.plan import Setup
+from microscale.planning.precision import make_precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.warming import recorded
 from microscale.hardware import known

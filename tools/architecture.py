@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "src" / "microscale"
 
-# Part of the core → what else of the core it may import. `backends.ops` admits that module only.
+# Part of the core → what else of the core it may import. `planning.ops` admits that module only.
 MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
@@ -29,10 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors", "settings"},
     "kernels": {"formats", "hardware", "errors"},
     "kernels.compiling": {"kernels.launch", "errors"},
-    "backends": {"kernels", "formats", "hardware", "settings", "errors"},
-    "models": {"backends.ops", "backends.recording_ops", "formats", "parallel.sharding", "errors"},
+    "planning": {"kernels", "formats", "hardware", "settings", "errors"},
+    "models": {"planning.ops", "planning.recording_ops", "formats", "parallel.sharding", "errors"},
     "parallel": {"errors"},
-    "engine": {"models", "backends", "kernels.compiling", "parallel", "hardware", "settings", "errors", "version"},
+    "engine": {"models", "planning", "kernels.compiling", "parallel", "hardware", "settings", "errors", "version"},
     "server": {"engine", "text", "settings", "errors", "version"},
     "doctor": {"hardware", "errors", "version"},
     "__init__": {"version"},
@@ -78,7 +78,7 @@ FEATURES_ASKED: dict[str, set[str]] = {
 # The registries of families and formats, and the reader of draft heads, whose files name the family of their layers.
 MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py", "models/draft_heads/config_file.py"}
 # The oracle, and the bound layers that hand it an implementation's list of paths.
-MAY_READ_PATHS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
+MAY_READ_PATHS = {"planning/paths.py", "planning/bound.py", "planning/calls.py"}
 
 Violation = tuple[int, str]
 
@@ -398,11 +398,11 @@ def kernels_do_not_choose_their_path(source: Source) -> Iterator[Violation]:
 
 
 def _path_lists() -> set[str]:
-    """`PATH_LISTS` of backends/paths.py: the attributes of an implementation that list its paths."""
-    for node in ast.parse((CORE / "backends/paths.py").read_text()).body:
+    """`PATH_LISTS` of planning/paths.py: the attributes of an implementation that list its paths."""
+    for node in ast.parse((CORE / "planning/paths.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PATH_LISTS":
             return set(ast.literal_eval(node.value))
-    raise SystemExit("backends/paths.py has no PATH_LISTS")
+    raise SystemExit("planning/paths.py has no PATH_LISTS")
 
 
 PATH_LISTS = _path_lists()
@@ -413,7 +413,7 @@ def only_the_oracle_reads_paths(source: Source) -> Iterator[Violation]:
         return
     for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in PATH_LISTS and isinstance(node.ctx, ast.Load):
-            yield node.lineno, f"{ast.unparse(node)} reads an implementation's paths; ask backends/paths.py"
+            yield node.lineno, f"{ast.unparse(node)} reads an implementation's paths; ask planning/paths.py"
 
 
 TILE_PARTS = {"block_m", "block_n", "block_k", "warps_n", "slices", "ahead", "registers", "row_tiles", "stages"}

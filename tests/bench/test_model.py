@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.backends.plan import Setup
 from microscale.bench.energy import EnergyMeter
 from microscale.bench.model import Case, header, line, make_cases, run
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.models.outline import outline
+from microscale.planning.plan import Setup
 from support.loading import load_model
 
 

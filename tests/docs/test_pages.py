@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from microscale.backends.precision import make_precision
 from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
+from microscale.planning.precision import make_precision
 from microscale.server.web.openapi import BODIES, SUMMARIES
 from support.doc_commands import ROOT
 from tools.docs import figures, plot, reference

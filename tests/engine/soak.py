@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import torch
 
-from microscale.backends.ops import Logits
 from microscale.engine.engine import Engine
 from microscale.engine.graphs import GraphCounts
 from microscale.engine.limits import Limits
@@ -26,6 +25,7 @@ from microscale.engine.scheduler import Scheduler
 from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.models.config import LayerKind
+from microscale.planning.ops import Logits
 from support.sampling import sampling_on_cpu
 
 VOCAB = 32

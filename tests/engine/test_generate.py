@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import Activations, AttentionBatch, Ops, Preference
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -21,6 +20,7 @@ from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
+from microscale.planning.ops import Activations, AttentionBatch, Ops, Preference
 from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 

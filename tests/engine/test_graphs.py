@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from microscale.backends.ops import Activations, Ops, Preference
 from microscale.engine.graph_sizes import (
     EVERY_BUCKET_TO,
     FIRST_TOKENS,
@@ -41,6 +40,7 @@ from microscale.engine.limits import PROMPT_GRAPH_TOKENS, SHORT_CONTEXT
 from microscale.hardware import known
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, kernels_by_tokens
+from microscale.planning.ops import Activations, Ops, Preference
 from support.paper_graphs import on_paper
 
 CUDA = torch.device("cuda")

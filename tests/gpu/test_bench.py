@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.backends.plan import Setup
 from microscale.bench import model
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline
+from microscale.planning.plan import Setup
 from microscale_lab.kernel_bench import kernels, moe
 from microscale_lab.kernel_bench.kernels import KernelBench
 from support.loading import load_model

@@ -23,8 +23,6 @@ from kernels.cases_dense import (  # noqa: F401
     test_the_epilogue_of_other_peoples_logits,
     test_unpacked_weights_are_the_weights,
 )
-from microscale.backends import registry
-from microscale.backends.calls import run_dense, run_from_sum, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware.tiles.dense import DenseFormat, columns_of, possible
@@ -34,6 +32,8 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
+from microscale.planning import registry
+from microscale.planning.calls import run_dense, run_from_sum, run_logits
 from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense import Problem, make_weights

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, DenseWeights, Ops, Preference
-from microscale.backends.precision import make_precision
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.models.batch import Chunk, ForwardBatch, build_batch
@@ -24,6 +22,8 @@ from microscale.models.draft_heads.layer import Steps
 from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.taps import Taps
+from microscale.planning.ops import Activations, DenseWeights, Ops, Preference
+from microscale.planning.precision import make_precision
 from support.families import load_gpt_oss
 from support.model_noise import model_noise
 

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from microscale.backends.plan import Setup
 from microscale.engine.config import EngineConfig
 from microscale.engine.speculation.length import tokens_of
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
+from microscale.planning.plan import Setup
 from microscale_lab.model_bench.speculative import AUTO, Plan, _Batch, run
 from microscale_lab.model_bench.speculative_table import header, line
 from support.loading import load_model

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
-from microscale.backends.calls import run_attention
 from microscale.hardware import Gpu, known
 from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.attention.paged import PagedAttention
@@ -24,6 +23,7 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
+from microscale.planning.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import Problem

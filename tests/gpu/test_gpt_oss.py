@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends import registry
-from microscale.backends.ops import Routing
 from microscale.engine.config import EngineConfig
 from microscale.models.gpt_oss.model import GptOss
+from microscale.planning import registry
+from microscale.planning.ops import Routing
 from support.families import load_gpt_oss
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run, replaced
 from support.forward import all_logits

@@ -23,8 +23,8 @@ from kernels.cases_sampling import (  # noqa: F401
     test_tokens_follow_their_distribution,
     test_top_logprobs,
 )
-from microscale.backends.calls import run_sampling
 from microscale.kernels.sampling.blocked import TritonSampling
+from microscale.planning.calls import run_sampling
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.backends.ops import Ranks
-from microscale.backends.ranks import ALONE
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.models.families import AnyModel, write_random_checkpoint
 from microscale.parallel.sharding import WHOLE, Shard
+from microscale.planning.ops import Ranks
+from microscale.planning.ranks import ALONE
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.thread_ranks import ThreadRank, run_ranks
 

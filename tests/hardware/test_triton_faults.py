@@ -11,12 +11,6 @@ import pytest
 import torch
 import triton
 
-from microscale.backends import registry
-from microscale.backends.ops import Activations
-from microscale.backends.oracle import Preference
-from microscale.backends.paths import PATH_LISTS
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import make_precision
 from microscale.explain import Question, explain, render
 from microscale.hardware import FAMILY_OF_SM, KNOWN, Gpu, known, triton_faults
 from microscale.hardware.triton_faults import (
@@ -31,6 +25,12 @@ from microscale.hardware.triton_faults import (
 )
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.outline import outline
+from microscale.planning import registry
+from microscale.planning.ops import Activations
+from microscale.planning.oracle import Preference
+from microscale.planning.paths import PATH_LISTS
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import make_precision
 from microscale_lab.prove.inventory import Setting, models, record_setting
 from support import triton_form_kernels as seeded
 from support.triton_forms import forms_of

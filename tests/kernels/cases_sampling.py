@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.calls import run_sampling, run_score
 from microscale.errors import Unsupported
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling import reference
@@ -27,6 +26,7 @@ from microscale.kernels.sampling.spec import (
     SamplingBatch,
     Status,
 )
+from microscale.planning.calls import run_sampling, run_score
 from microscale_lab.cases import sampling as cases
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends.bound import Small
-from microscale.backends.calls import bind_small
 from microscale.formats import BlockScaled, decode
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.small_batch import combine
@@ -19,6 +17,8 @@ from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
+from microscale.planning.bound import Small
+from microscale.planning.calls import bind_small
 from microscale_lab.cases import small as cases
 from microscale_lab.cases.errors import Errors, assert_close, step
 from microscale_lab.cases.small import HEADS

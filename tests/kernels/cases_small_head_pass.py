@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends import registry
+from microscale.planning import registry
 from microscale_lab.cases.case import Case, hold
 from microscale_lab.cases.head_passes import cases
 from microscale_lab.cases.small import normal

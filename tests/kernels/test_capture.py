@@ -11,14 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from microscale.backends import registry
-from microscale.backends.bound import Small
-from microscale.backends.calls import bind_small, run_attention, run_dense, run_logits, run_moe
-from microscale.backends.decision import Plan
-from microscale.backends.ops import Embedding, Ops, Preference
-from microscale.backends.paths import Asked, ask
-from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
-from microscale.backends.precision import PRECISIONS
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -36,6 +28,14 @@ from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
 from microscale.models.recorded import Step
+from microscale.planning import registry
+from microscale.planning.bound import Small
+from microscale.planning.calls import bind_small, run_attention, run_dense, run_logits, run_moe
+from microscale.planning.decision import Plan
+from microscale.planning.ops import Embedding, Ops, Preference
+from microscale.planning.paths import Asked, ask
+from microscale.planning.plan import BUCKETS, Setup, make_plan, uncapturable
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends import registry
-from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, decode, encode, encode_channels
 from microscale.hardware import KNOWN, Feature, Gpu, known
@@ -24,6 +22,8 @@ from microscale.kernels.dense.reference import ReferenceDense, capped, dense, su
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
+from microscale.planning import registry
+from microscale.planning.calls import run_dense, run_logits
 from support.interpreter import first_and_all, run_cases
 from support.shapes import record_dense
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microscale.backends.following import follow, record_following
 from microscale.hardware import known
 from microscale.kernels.drafts.reference import count_accepted
 from microscale.kernels.drafts.spec import NO_TOKEN
 from microscale.kernels.launch import Launch, recording
+from microscale.planning.following import follow, record_following
 from microscale_lab.cases.drafts import FollowCase, MoveCase, cases, layout_of
 from support.interpreter import first_and_all, run_cases
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends.calls import run_moe
 from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, decode, encode
 from microscale.kernels.moe.cost import bytes_per_expert, expected_experts, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe, apply_gate, moe
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
+from microscale.planning.calls import run_moe
 
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)

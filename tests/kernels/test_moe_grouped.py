@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from microscale.backends.calls import run_moe
-from microscale.backends.shards import shape_only
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import grouped, grouped_wgmma
@@ -17,6 +15,8 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
+from microscale.planning.calls import run_moe
+from microscale.planning.shards import shape_only
 from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
 from microscale_lab.cases.experts import Layer as Case
 from support.interpreter import first_and_all, run_cases

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.shards import record_moe
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.tiles.experts import ExpertGemm, Shape, direct_by_rule, direct_down, direct_gate_up, for_list
@@ -24,6 +23,7 @@ from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
 from microscale.kernels.numbers import PEAK_BIAS
+from microscale.planning.shards import record_moe
 from support.interpreter import first_and_all, run_cases
 from support.ptx import execute, halves
 from support.tile_choices import unmeasured

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microscale.backends.ops import Activations, Ops, Preference, recording
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, BlockScaled, encode
 from microscale.hardware import KNOWN, Gpu, known
@@ -19,6 +18,7 @@ from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.gemma4.model import in_runs
 from microscale.models.recorded import Step, bind_shapes, run_step
+from microscale.planning.ops import Activations, Ops, Preference, recording
 
 
 def test_an_mlp_in_runs_has_the_row_tiles_of_an_expert() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends.calls import run_sampling
 from microscale.kernels.sampling import cost
 from microscale.kernels.sampling.blocked import MAX_VOCAB, TritonSampling
 from microscale.kernels.sampling.reference import (
@@ -23,6 +22,7 @@ from microscale.kernels.sampling.reference import (
     score,
 )
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SamplingBatch, SamplingSpec, Status
+from microscale.planning.calls import run_sampling
 from support.interpreter import run_cases, thirds_and_all
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])

@@ -15,7 +15,6 @@ from transformers import Gemma4TextConfig, Mxfp4Config
 from transformers import GptOssConfig as TransformersConfig
 from transformers import Qwen3MoeConfig as TheirQwen3Moe
 
-from microscale.backends.ops import Ops, Preference
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleError, Unsupported
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
@@ -28,6 +27,7 @@ from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config,
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import to_hugging_face as qwen3_moe_json
 from microscale.models.rope import YarnRope
+from microscale.planning.ops import Ops, Preference
 from support import tiny_gemma4, tiny_qwen3_moe
 from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Embedding, Ops, Preference
 from microscale.engine.config import EngineConfig
 from microscale.formats import block_format, decode, encode
 from microscale.models.batch import Chunk, KvCache, build_batch
@@ -25,6 +24,7 @@ from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.heads import bind_head, ops_for_head
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
+from microscale.planning.ops import Activations, Embedding, Ops, Preference
 from support.forward import poison
 from support.loading import load_model
 from support.tiny_checkpoints import write_hf

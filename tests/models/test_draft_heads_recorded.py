@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale import hardware
-from microscale.backends.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
 from microscale.hardware import known
 from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.config_file import open_draft_head
@@ -19,6 +18,7 @@ from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verifi
 from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, outline_head, record_head
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
+from microscale.planning.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
 from microscale_lab.prove import inventory
 from support.listed import assert_listed
 from support.tiny_heads import HEADS as TINY

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.nightly
 # part of the vocabulary is enough: embeddings and lm_head would be 2.3 GB more.
 SCRIPT = """
 import json, resource
-from microscale.backends.ops import Preference
+from microscale.planning.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
 from microscale.engine.config import EngineConfig

@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, Ops, Preference, recording
-from microscale.backends.ranks import NoSums
 from microscale.engine.config import EngineConfig
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
@@ -24,6 +22,8 @@ from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.recorded import Step, bind_shapes
 from microscale.models.taps import Taps
+from microscale.planning.ops import Activations, Ops, Preference, recording
+from microscale.planning.ranks import NoSums
 from support.forced_routing import replaced
 from support.forward import poison
 from support.loading import load_model

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import launch as launching
 from microscale.models.config import OWN_FORMATS, HeadFormats
@@ -22,6 +20,8 @@ from microscale.models.draft_heads.heads import bind_head_shapes
 from microscale.models.draft_heads.layer import Steps, join
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.precision import make_precision
 
 FREE = {
     "empty", "new_empty", "view", "_unsafe_view", "reshape", "flatten", "slice", "select", "unsqueeze", "transpose",

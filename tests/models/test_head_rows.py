@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import Activations, AttentionBatch, DenseWeights, Logits, Ops, Preference
-from microscale.backends.ranks import NoSums
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, Llama3Rope, head_rope_table
 from microscale.models.draft_heads.dflash import DFlash
@@ -22,6 +20,8 @@ from microscale.models.draft_heads.layer import FULL, Steps, count_up, following
 from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import RandomTensors, ShapeTensors
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Activations, AttentionBatch, DenseWeights, Logits, Ops, Preference
+from microscale.planning.ranks import NoSums
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 PAGE = 16

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from microscale.backends.ops import Activations, Attention, Dense, DenseSpec, Moe, MoeSpec, Ops, Preference, Use
-from microscale.backends.precision import make_precision
 from microscale.hardware import cpu
 from microscale.models.config import LayerKind
 from microscale.models.embedded import embedded_folder
@@ -24,6 +22,8 @@ from microscale.models.families import (
 )
 from microscale.models.gemma4.config import LayerFormats
 from microscale.models.outline import Outline, in_order, outline
+from microscale.planning.ops import Activations, Attention, Dense, DenseSpec, Moe, MoeSpec, Ops, Preference, Use
+from microscale.planning.precision import make_precision
 from support.families import gemma4_preset
 from support.forward import last_logits
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.ranks import ALONE, NoSums, Ranks
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, taken_by
 from microscale.models.config import LayerKind
@@ -13,6 +11,8 @@ from microscale.models.families import PRESETS, AnyModel
 from microscale.models.pre_norm import PreNormModel
 from microscale.models.recorded import Step, bind_shapes
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.ranks import ALONE, NoSums, Ranks
 
 MODELS = ["gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b"]
 NORM, QKV, BOTH = "rms_norm", "small_batch", "small_batch_from_sum"

@@ -18,10 +18,6 @@ from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from microscale.backends import quantise
-from microscale.backends.ops import Ops, Preference
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import EXACT, make_precision
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import weight_bytes
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
@@ -31,6 +27,10 @@ from microscale.kernels.op import Activations
 from microscale.models.families import PRESETS, build_model, dummy_weights, open_weights
 from microscale.models.gemma4.config import LayerFormats
 from microscale.models.outline import outline
+from microscale.planning import quantise
+from microscale.planning.ops import Ops, Preference
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import EXACT, make_precision
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.family_cases import CASES, ONE_OF_EACH
 from support.forward import all_logits

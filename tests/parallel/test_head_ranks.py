@@ -10,8 +10,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Logits, Ops
-from microscale.backends.ranks import summarise
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.speculation.config import SpeculativeConfig
@@ -26,6 +24,8 @@ from microscale.models.draft_heads.layer import FULL
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary
+from microscale.planning.ops import AttentionBatch, Logits, Ops
+from microscale.planning.ranks import summarise
 from support.demo_prompts import demo_model
 from support.heads import bound, random_config
 from support.thread_ranks import ThreadRank, run_ranks

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from microscale.backends.ops import Activations, Preference
-from microscale.backends.plan import Setup
-from microscale.backends.precision import EXACT
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import place
@@ -22,6 +19,9 @@ from microscale.hardware import known
 from microscale.models.families import PRESETS
 from microscale.parallel.handshake import Nodes
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Activations, Preference
+from microscale.planning.plan import Setup
+from microscale.planning.precision import EXACT
 from microscale.version import __version__
 
 DEMO = EngineConfig("demo", device="cpu")

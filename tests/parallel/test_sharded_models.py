@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, Ops, Preference, Ranks
-from microscale.backends.precision import make_precision
-from microscale.backends.ranks import ALONE
 from microscale.hardware import cpu
 from microscale.models.embedded import embedded_folder
 from microscale.models.families import AnyModel, build_model, open_weights
 from microscale.parallel.sharding import WHOLE, Shard
+from microscale.planning.ops import Activations, Ops, Preference, Ranks
+from microscale.planning.precision import make_precision
+from microscale.planning.ranks import ALONE
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.forward import all_logits
 from support.thread_ranks import ThreadRank, run_ranks

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Logits, Status
-from microscale.backends.ranks import as_one_block, likeliest, summarise
 from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.ranks.messages import Draft, Held, Row, Step, decode_for_follower, encode
@@ -26,6 +24,8 @@ from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.parallel.sharding import Shard, split_vocabulary
+from microscale.planning.ops import Logits, Status
+from microscale.planning.ranks import as_one_block, likeliest, summarise
 from support.sampling import sampling_on_cpu
 
 PAGES = 17

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clients.rules import RULES
+from compat.rules import RULES
 from support.live_server import KEY, Live, live
 
 FOLDER = Path(__file__).parent / "recorded"

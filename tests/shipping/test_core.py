@@ -18,7 +18,7 @@ from support.readme import shown_by
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "microscale"
-CORE = ["backends", "bench", "engine", "explain", "formats", "hardware", "integrations", "kernels"]
+CORE = ["planning", "bench", "engine", "explain", "formats", "hardware", "integrations", "kernels"]
 CORE += ["models", "doctor.py", "errors.py", "settings.py", "version.py", "__init__.py", "__main__.py"]
 MODULES = {
     "oss-harmony": "openai_harmony",

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from clients.table import CLIENTS
+from compat.table import CLIENTS
 from microscale.cli import COMMANDS
 from support.dockerfile import Instruction, instructions, read
 from tools.wheel import SOURCES

@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 
-from microscale.backends import ops as backend
-from microscale.backends.ops import (
+from microscale.formats import BLOCK, MXFP4, BlockScaled
+from microscale.hardware import detect, known
+from microscale.kernels import launch
+from microscale.kernels.launch import Launch, taken_by
+from microscale.planning import ops as backend
+from microscale.planning.ops import (
     Activations,
     AttentionBatch,
     AttentionSpec,
@@ -33,10 +37,6 @@ from microscale.backends.ops import (
     SamplingBatch,
     SmallSpec,
 )
-from microscale.formats import BLOCK, MXFP4, BlockScaled
-from microscale.hardware import detect, known
-from microscale.kernels import launch
-from microscale.kernels.launch import Launch, taken_by
 
 PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 Work = Callable[[], object]

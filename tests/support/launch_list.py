@@ -17,9 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microscale.backends import ops as backend
-from microscale.backends.ops import Activations, AttentionBatch, Bias, History, Ops, SamplingBatch
-from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import layouts
 from microscale.kernels.launch import Launch, taken_by
@@ -27,6 +24,9 @@ from microscale.models import dummy_weights
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.families import build_model, open_weights
+from microscale.planning import ops as backend
+from microscale.planning.ops import Activations, AttentionBatch, Bias, History, Ops, SamplingBatch
+from microscale.planning.precision import make_precision
 
 PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "qwen3-30b-a3b": 2, "demo": 2}

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.precision import make_precision
 from microscale.hardware import cpu, detect
 from microscale.models.families import build_model, open_weights
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.precision import make_precision
 from support.forward import all_logits
 from support.launch_list import LAYERS, PRECISIONS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Preference, Sampling
+from microscale.planning.ops import Activations, Ops, Preference, Sampling
 
 
 def sampling_on_cpu(vocab: int) -> Sampling:

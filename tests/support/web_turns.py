@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import EXACT
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.memory import Workload, reckon
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import EXACT
 from support.live_server import TURNS
 
 START, END = "<|start|>assistant", "<|end|>"

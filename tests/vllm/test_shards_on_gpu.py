@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Ops, Preference
 from microscale.formats import BlockScaled
 from microscale.hardware import detect
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, MoeWeights, Routing
+from microscale.planning.ops import Ops, Preference
 from microscale_lab.cases.errors import check_rounded
 from microscale_lab.cases.experts import GELU, make_routing, make_tokens, make_weights
 from microscale_lab.cases.experts import Layer as Case

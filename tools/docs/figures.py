@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from microscale.backends.precision import make_precision
 from microscale.explain import Question, explain
+from microscale.planning.precision import make_precision
 from tools.docs.links import ROOT
 
 BLOCK = re.compile(r"(<!-- explain (?P<card>\w+): (?P<rows>.+?) -->\n).*?(?=<!-- end of explain -->)", re.DOTALL)

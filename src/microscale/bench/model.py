@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from microscale.backends.plan import Setup
 from microscale.bench.energy import EnergyMeter
 from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
@@ -30,6 +29,7 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
+from microscale.planning.plan import Setup
 
 ENERGY_S = 3.0
 """How long a row runs for its energy, in addition."""

@@ -51,10 +51,10 @@ def explain(
     No weights and no GPU are needed: microscale explain gpt-oss-120b --gpu gb10. The exit status is 1 when the model
     does not fit.
     """
-    from microscale.backends.oracle import Preference
-    from microscale.backends.precision import make_precision
     from microscale.explain import Question, render
     from microscale.explain import explain as run_explain
+    from microscale.planning.oracle import Preference
+    from microscale.planning.precision import make_precision
 
     env = settings.load()
     report = run_explain(

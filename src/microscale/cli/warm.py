@@ -27,8 +27,8 @@ from microscale.cli.options import (
 from microscale.errors import BadSetting
 
 if TYPE_CHECKING:
-    from microscale.backends.ops import Kernel
     from microscale.hardware import Gpu
+    from microscale.planning.ops import Kernel
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,6 @@ def warm(
     DGX Spark, by the Python that the image will run. The exit status is 1 when a kernel does not compile.
     """
     from microscale import hardware
-    from microscale.backends.ops import Activations, Preference
-    from microscale.backends.plan import Setup
-    from microscale.backends.precision import make_precision
     from microscale.engine.loading.drafting import open_head, prepare_head
     from microscale.engine.loading.warming import recorded
     from microscale.engine.speculation.config import parse_config
@@ -81,6 +78,9 @@ def warm(
     from microscale.kernels.compiling.cache import use_cache
     from microscale.kernels.compiling.job import workers
     from microscale.models.recorded import MAX_TOKENS
+    from microscale.planning.ops import Activations, Preference
+    from microscale.planning.plan import Setup
+    from microscale.planning.precision import make_precision
 
     env = settings.load()
     card = hardware.detect() if gpu is None else hardware.known(gpu)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.following import NO_TOKEN, Followed, Layout
+from microscale.planning.following import NO_TOKEN, Followed, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

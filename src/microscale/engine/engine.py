@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
-from microscale.backends.ops import Logits
 from microscale.engine.ahead import Ahead
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.graphs import GraphCounts
@@ -38,6 +37,7 @@ from microscale.engine.speculation.drafter import Launched
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.work import Work
 from microscale.errors import BadRequest, MicroscaleError
+from microscale.planning.ops import Logits
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from microscale.backends.following import Pages
 from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.request import Request
 from microscale.engine.work import Work
 from microscale.models.config import LayerKind
+from microscale.planning.following import Pages
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,14 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from microscale.backends.decision import Plan
-from microscale.backends.ops import Activations
-from microscale.backends.oracle import Preference
-from microscale.backends.plan import Setup, estimated
 from microscale.engine.step_times import StepTimes, total
 from microscale.hardware import card_name
 from microscale.hardware.reach import reach
 from microscale.models.outline import Outline
+from microscale.planning.decision import Plan
+from microscale.planning.ops import Activations
+from microscale.planning.oracle import Preference
+from microscale.planning.plan import Setup, estimated
 
 FILE = Path(__file__).parent / "predictions.json"
 BATCHES = (1, 8, 64)

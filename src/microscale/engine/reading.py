@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from microscale.backends.ops import Sampled, Status
 from microscale.errors import BadLogits, BadRequest
+from microscale.planning.ops import Sampled, Status
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
-from microscale.backends.threads import StepThreads
 from microscale.engine.ahead import Ahead
 from microscale.engine.graph_sizes import GraphSizes, buckets, graph_size, kernel_ends, power_of_two, tail_key
 from microscale.engine.graphs import GraphCounts, Graphs, graph_memory
@@ -30,6 +28,8 @@ from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import Step, kernels_by_tokens
 from microscale.models.taps import Taps
+from microscale.planning.ops import AttentionBatch, Logits, Ops, Sampling
+from microscale.planning.threads import StepThreads
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from microscale.backends.following import follow
-from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
-from microscale.backends.ranks import likeliest
 from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.reading import Choice, Found, Reading
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import Unsupported
+from microscale.planning.following import follow
+from microscale.planning.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
+from microscale.planning.ranks import likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.errors import BadRequest
+from microscale.planning.limits import MAX_TOP_LOGPROBS
 
 MAX_BIAS = 1024
 """Maximum number of tokens of a request with a bias; the stop tokens that ``min_tokens`` holds back count too."""

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from microscale.backends.following import Standing, move_on
-from microscale.backends.ops import AttentionBatch
 from microscale.engine.ahead import Ahead
 from microscale.engine.page_ledger import pages_for
 from microscale.engine.page_tables import PageTables, Staging
@@ -31,6 +29,8 @@ from microscale.engine.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.recorded import Step
+from microscale.planning.following import Standing, move_on
+from microscale.planning.ops import AttentionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

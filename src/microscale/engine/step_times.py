@@ -16,13 +16,13 @@ from functools import reduce
 from operator import add
 from typing import Any, Generic
 
-from microscale.backends import registry
-from microscale.backends.decision import Plan
-from microscale.backends.drafted import decoding, verified
-from microscale.backends.paths import Asked, ask
-from microscale.backends.plan import BUCKETS, Setup, T, TimeOf, Use
 from microscale.engine.limits import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
+from microscale.planning import registry
+from microscale.planning.decision import Plan
+from microscale.planning.drafted import decoding, verified
+from microscale.planning.paths import Asked, ask
+from microscale.planning.plan import BUCKETS, Setup, T, TimeOf, Use
 
 HOST_US = {"moe": 330.0, "dense": 60.0, "attention": 80.0, "small": 150.0, "sampling": 100.0}
 """Host time to launch one op of a prompt that no CUDA graph holds. From gpt-oss-120b's prompt of 512 tokens before

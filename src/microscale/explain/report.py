@@ -8,12 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from microscale import hardware
-from microscale.backends.decision import Plan
-from microscale.backends.estimate import Estimate
-from microscale.backends.ops import Activations
-from microscale.backends.oracle import Preference
-from microscale.backends.plan import Setup, estimated
-from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
@@ -30,6 +24,12 @@ from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import Shard
+from microscale.planning.decision import Plan
+from microscale.planning.estimate import Estimate
+from microscale.planning.ops import Activations
+from microscale.planning.oracle import Preference
+from microscale.planning.plan import Setup, estimated
+from microscale.planning.precision import EXACT, Precision
 
 CONTEXT = 4096
 STEP_TOKENS = 8192

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from microscale.backends.decision import Plan
-from microscale.backends.drafted import distinct_experts
-from microscale.backends.plan import Setup
 from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
 from microscale.engine.predictions import SHORT_CONTEXT, Kind, predict, preset_name
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
@@ -27,6 +24,9 @@ from microscale.models.draft_heads.heads import open_head_weights
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig
 from microscale.models.outline import Outline
+from microscale.planning.decision import Plan
+from microscale.planning.drafted import distinct_experts
+from microscale.planning.plan import Setup
 
 SEQUENCES = (1, 4, 16, 64)
 DRAFTS = range(8)

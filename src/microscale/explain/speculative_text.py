@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
-from microscale.backends.decision import Plan
 from microscale.explain.speculative import COUNTED_AT, LENGTHS, Batch, DraftsReport
 from microscale.explain.speed_text import WIDTH, rate_text
 from microscale.formats import FORMATS
+from microscale.planning.decision import Plan
 
 
 def draft_lines(report: DraftsReport) -> Iterator[str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from rich.markup import escape
 
-from microscale.backends.plan import uncapturable
 from microscale.engine.predictions import Basis, Kind, Point
 from microscale.engine.step_times import total
 from microscale.explain.ranks import JoinedPoint
 from microscale.explain.report import Report
 from microscale.hardware.reach import reach
+from microscale.planning.plan import uncapturable
 
 WIDTH = 80
 CELL = 21

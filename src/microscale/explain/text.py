@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from rich.markup import escape
 
-from microscale.backends.decision import Decision, PathSpan, Span
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
 from microscale.explain.shared_memory import beside
@@ -16,6 +15,7 @@ from microscale.explain.speculative_text import draft_lines
 from microscale.explain.speed_text import WIDTH, prediction_lines
 from microscale.hardware import GIB
 from microscale.hardware.unified import PAGE_CACHE
+from microscale.planning.decision import Decision, PathSpan, Span
 
 MOST_NAMES = 3
 """Of paths that one reason keeps out; the JSON has all."""

@@ -33,15 +33,15 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptMxFp8Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, GptOssMxfp4MoEMethod
 from vllm.platforms import current_platform
 
-from microscale.backends.decision import Plan
-from microscale.backends.ops import Gate, GateKind, Moe, MoeSpec, MoeWeights, Ops, Preference, Routing, Use
-from microscale.backends.plan import Setup, decide_use
-from microscale.backends.shards import padded_width, record_moe
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.hardware import Gpu, cpu, detect
 from microscale.integrations.vllm_warming import finish_warming, start_warming
 from microscale.kernels.op import Activations
+from microscale.planning.decision import Plan
+from microscale.planning.ops import Gate, GateKind, Moe, MoeSpec, MoeWeights, Ops, Preference, Routing, Use
+from microscale.planning.plan import Setup, decide_use
+from microscale.planning.shards import padded_width, record_moe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from triton.backends.compiler import GPUTarget
 
-from microscale.backends.ops import Kernel, Launch, MoeSpec
-from microscale.backends.shards import record_moe
 from microscale.hardware import WARP_SIZE, Gpu, system_memory
 from microscale.kernels.compiling.job import workers
 from microscale.kernels.compiling.warming import Warming
 from microscale.models.recorded import token_counts
+from microscale.planning.ops import Kernel, Launch, MoeSpec
+from microscale.planning.shards import record_moe
 
 SPARE_CORES = 1
 _begun: dict[MoeSpec, Warming] = {}

@@ -4,7 +4,7 @@ An op is a folder: ``spec.py`` (what is asked), ``reference.py`` (what is true),
 compute), and one module per implementation. An implementation says for itself whether it can run a spec on a GPU
 (``supports``), what that costs (``cost``) and how it wants the weights laid out (``pack``). Where it has several ways
 to run, each is a named ``Path`` that says for which specs it is meant. It starts kernels through ``launch``, which
-lists them for ``prove``. ``backends`` chooses among implementations and among their paths, and never looks inside.
+lists them for ``prove``. ``planning`` chooses among implementations and among their paths, and never looks inside.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, PagedKv
 from microscale.models.config import LayerKind
+from microscale.planning.ops import AttentionBatch, PagedKv
 
 if TYPE_CHECKING:
     from torch import Tensor

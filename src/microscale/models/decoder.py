@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, Logits, PagedKv, RopeTable
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
+from microscale.planning.ops import AttentionBatch, Logits, PagedKv, RopeTable
 
 if TYPE_CHECKING:
     from torch import Tensor

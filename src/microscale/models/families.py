@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
 from microscale.models.batch import ForwardBatch, KvCache
@@ -31,6 +30,7 @@ from microscale.models.taps import Taps
 from microscale.models.tensor_table import TensorTable
 from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
 from microscale.parallel.sharding import WHOLE, Shard
+from microscale.planning.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from microscale.backends.ops import Activations, AttentionSpec, Use
-from microscale.backends.recording_ops import RecordingOps
 from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Activations, AttentionSpec, Use
+from microscale.planning.recording_ops import RecordingOps
 
 if TYPE_CHECKING:
     import torch

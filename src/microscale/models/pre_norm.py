@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from microscale.backends.ops import (
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind, ModelConfig
+from microscale.models.decoder import Decoder
+from microscale.models.weights import Weights, tied_lm_head
+from microscale.planning.ops import (
     Attention,
     AttentionBatch,
     AttentionSpec,
@@ -33,10 +37,6 @@ from microscale.backends.ops import (
     Small,
     SmallSpec,
 )
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, ModelConfig
-from microscale.models.decoder import Decoder
-from microscale.models.weights import Weights, tied_lm_head
 
 if TYPE_CHECKING:
     from torch import Tensor

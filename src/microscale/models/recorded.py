@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import (
+from microscale.models.batch import ForwardBatch, KvCache, LogitRows
+from microscale.models.config import LayerKind
+from microscale.models.dummy_weights import META, ShapeTensors
+from microscale.models.families import AnyModel, ModelConfig, build_model, shape_weights
+from microscale.planning.ops import (
     LOGITS_BLOCK,
     AttentionBatch,
     Bias,
@@ -29,10 +33,6 @@ from microscale.backends.ops import (
     SamplingBatch,
     recording,
 )
-from microscale.models.batch import ForwardBatch, KvCache, LogitRows
-from microscale.models.config import LayerKind
-from microscale.models.dummy_weights import META, ShapeTensors
-from microscale.models.families import AnyModel, ModelConfig, build_model, shape_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig, Unsupported
 from microscale.models.config import MAX_NUMBER, build, check_positive
 from microscale.models.json_object import JsonObject
+from microscale.planning.ops import RopeTable
 
 _YARN_KEYS = frozenset({
     "rope_type", "type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "truncate",

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.drafting import prepare_head
@@ -30,6 +28,8 @@ from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup
 from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from microscale import hardware
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup
 from microscale.engine.loading.fit import plan_and_reckon
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.hardware import GIB
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import Outline, outline
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup
 
 CASES = [
     ("gpt-oss-20b", "rtx4090", Workload(sequences=64)),

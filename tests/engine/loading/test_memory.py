@@ -9,10 +9,6 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends import quantise, registry
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PRECISIONS, make_precision
 from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.loading.fit import check_fits, plan_and_reckon, refusal, ways
 from microscale.engine.loading.memory import Memory, Workload, weight_bytes
@@ -24,6 +20,10 @@ from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import Outline, outline
+from microscale.planning import quantise, registry
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import PRECISIONS, make_precision
 from support.families import dummy_gpt_oss, gpt_oss_preset
 from support.live_bytes import LiveBytes
 

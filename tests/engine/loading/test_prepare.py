@@ -14,8 +14,6 @@ import torch
 from msgspec import structs
 
 from microscale import hardware
-from microscale.backends.ops import Activations
-from microscale.backends.precision import make_precision
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import build, fit, prepare
 from microscale.engine.loading.build import Queueing, build_engine
@@ -28,6 +26,8 @@ from microscale.explain import report
 from microscale.models import embedded
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
+from microscale.planning.ops import Activations
+from microscale.planning.precision import make_precision
 
 TINY = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu", max_model_len=128, max_num_seqs=4, block_size=8)
 

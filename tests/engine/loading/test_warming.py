@@ -13,7 +13,6 @@ import pytest
 from triton import knobs
 from typer.testing import CliRunner
 
-from microscale.backends.ops import Activations, Kernel, Launch
 from microscale.cli import app
 from microscale.cli import model as cli_model
 from microscale.engine.config import EngineConfig
@@ -27,6 +26,7 @@ from microscale.hardware import Gpu, known, played
 from microscale.kernels.compiling.warming import LateKernels
 from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted
+from microscale.planning.ops import Activations, Kernel, Launch
 from support.fake_driver import faked_anew
 
 TINY = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")

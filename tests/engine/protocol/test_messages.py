@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microscale import errors
-from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.engine.config import MAX_TEXT, EngineConfig
 from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.output import Output, Stats
@@ -48,6 +47,7 @@ from microscale.engine.protocol.messages import (
 from microscale.engine.request import Finish
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
 from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError, QueueFull
+from microscale.planning.limits import MAX_TOP_LOGPROBS
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
 

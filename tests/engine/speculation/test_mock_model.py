@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from microscale.backends.following import NO_TOKEN, follow
 from microscale.engine.ahead import MOST_LAYOUTS, Layouts
 from microscale.engine.engine import AheadRunner
 from microscale.engine.limits import Limits
@@ -25,6 +24,7 @@ from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length
 from microscale.engine.speculation.speculation import Speculation
 from microscale.hardware.draft_costs import step_curve
+from microscale.planning.following import NO_TOKEN, follow
 from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.mock_engine import VOCAB, System, alone, preemptions
 

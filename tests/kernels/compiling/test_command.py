@@ -13,13 +13,13 @@ import pytest
 from triton import knobs
 from typer.testing import CliRunner
 
-from microscale.backends.ops import Activations, Kernel, Ops, Preference
 from microscale.cli import app
 from microscale.cli import warm as command
 from microscale.cli.warm import Summary, fill, show
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.kernels.compiling.cache import use_cache
 from microscale.models.recorded import bind_shapes, record
+from microscale.planning.ops import Activations, Kernel, Ops, Preference
 from microscale_lab.prove import inventory
 
 GB10 = known("gb10")

@@ -27,8 +27,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_key
 
 import microscale
-from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference
-from microscale.backends.precision import PRECISIONS
 from microscale.hardware import WARP_SIZE, known
 from microscale.kernels.compiling import source as sources
 from microscale.kernels.compiling.cache import use_cache
@@ -48,6 +46,8 @@ from microscale.kernels.compiling.warming import LateKernels, Warming, load_kern
 from microscale.kernels.launch import launch
 from microscale.models.config import MAX_DRAFT
 from microscale.models.recorded import bind_shapes, record
+from microscale.planning.ops import Activations, Kernel, Launch, Ops, Preference
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.prove import inventory
 from support.fake_driver import faked_anew
 

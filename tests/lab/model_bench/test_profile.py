@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from microscale.backends.plan import Setup
 from microscale.engine.config import EngineConfig
 from microscale.models.outline import outline
+from microscale.planning.plan import Setup
 from microscale_lab.model_bench.profile import fit_gaps, run, table
 from microscale_lab.model_bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
 from support.loading import load_model

@@ -10,7 +10,6 @@ from functools import cache
 import pytest
 from typer.testing import CliRunner
 
-from microscale.backends.plan import Setup
 from microscale.cli import app
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
@@ -19,6 +18,7 @@ from microscale.engine.work import Work
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
+from microscale.planning.plan import Setup
 from microscale_lab.cli.bench_speculative import parse_drafts
 from microscale_lab.model_bench import speculative
 from microscale_lab.model_bench.chosen import ChosenStep, RecordingSpeculation, shares, shares_line

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kernels import cases_attention, cases_dense
 from lab.prove.test_interpret import problem, run_grouped, run_small_batch
-from microscale.backends.calls import run_attention
 from microscale.hardware import known
 from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
+from microscale.planning.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from ptxproof.errors import InterpretError
 from support.interpreted import Edit, interpreted

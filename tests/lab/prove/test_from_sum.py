@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends import registry
-from microscale.backends.ops import Activations, Ops, Preference
 from microscale.hardware import known
 from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.op import Reason
 from microscale.models.families import build_model, open_weights
+from microscale.planning import registry
+from microscale.planning.ops import Activations, Ops, Preference
 from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense_from_sum import FromSumCase

@@ -15,9 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import microscale
-from microscale.backends.ops import Activations, Kernel, Ops, Preference, recording
-from microscale.backends.precision import PRECISIONS
-from microscale.backends.shards import record_moe, shards
 from microscale.engine.graph_sizes import decode_key, verify_key
 from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
@@ -40,6 +37,9 @@ from microscale.models.recorded import (
     run_step,
     token_counts,
 )
+from microscale.planning.ops import Activations, Kernel, Ops, Preference, recording
+from microscale.planning.precision import PRECISIONS
+from microscale.planning.shards import record_moe, shards
 from microscale_lab.prove import inventory
 from support.listed import assert_listed
 

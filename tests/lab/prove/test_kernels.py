@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from microscale import settings
-from microscale.backends.precision import PRECISIONS
 from microscale.hardware import Gpu, known
 from microscale.kernels.launch import Kernel
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.prove import inventory
 from microscale_lab.prove.run import prove
 from ptxproof.targets import target

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from microscale.backends.decision import Decision, Plan
-from microscale.backends.precision import Precision
 from microscale.engine.loading.memory import Memory
 from microscale.engine.predictions import Point
 from microscale.models.config import LayerKind
+from microscale.planning.decision import Decision, Plan
+from microscale.planning.precision import Precision
 
 
 def describe(

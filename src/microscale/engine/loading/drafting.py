@@ -9,10 +9,6 @@ from functools import partial
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.decision import Plan
-from microscale.backends.ops import Activations, Ops
-from microscale.backends.plan import Setup, Use, make_plan
 from microscale.engine.loading.memory import HeadNeed
 from microscale.engine.speculation.config import DFLASH, EAGLE3, SpeculativeConfig
 from microscale.engine.speculation.length import DraftCosts
@@ -26,6 +22,10 @@ from microscale.models.draft_heads.heads import bind_head, open_head_weights, ou
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import AnyModel, ModelConfig
 from microscale.models.outline import Outline
+from microscale.planning import registry
+from microscale.planning.decision import Plan
+from microscale.planning.ops import Activations, Ops
+from microscale.planning.plan import Setup, Use, make_plan
 
 OPTION = "--speculative-config"
 _KINDS = {EAGLE3: "an EAGLE3", DFLASH: "a DFlash"}

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import triton
 
-from microscale.backends.plan import Setup
 from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelWeights
 from microscale.parallel.sharding import WHOLE
+from microscale.planning.plan import Setup
 
 
 def fingerprint(

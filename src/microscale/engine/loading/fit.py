@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from microscale.backends.decision import Plan
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PRECISIONS
 from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon
 from microscale.engine.loading.usable import reserve_bytes, usable_memory
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, KNOWN
 from microscale.models.outline import Outline
+from microscale.planning.decision import Plan
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import PRECISIONS
 
 NUM_WAYS = 3
 LEAST_RESERVE = 4 * GIB

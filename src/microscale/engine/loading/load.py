@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Ops, Ranks
-from microscale.backends.ranks import ALONE
-from microscale.backends.threads import all_threads
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.usable import check_left
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
+from microscale.planning.ops import Ops, Ranks
+from microscale.planning.ranks import ALONE
+from microscale.planning.threads import all_threads
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from microscale.backends import registry
-from microscale.backends.decision import Plan
-from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
-from microscale.backends.plan import Setup
-from microscale.backends.precision import BITS
 from microscale.engine.graphs import graph_memory
 from microscale.engine.limits import SCORED_TOKENS
 from microscale.engine.loading.usable import usable_memory
@@ -25,6 +20,11 @@ from microscale.hardware import GIB, Gpu
 from microscale.hardware.tiles.attention import WIDEN_BYTES
 from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.outline import AT_THE_END, Outline
+from microscale.planning import registry
+from microscale.planning.decision import Plan
+from microscale.planning.ops import AttentionSpec, DenseSpec, MoeSpec
+from microscale.planning.plan import Setup
+from microscale.planning.precision import BITS
 
 RUNTIME = GIB
 """CUDA's context, cuBLAS's workspaces and compiled kernels on a GPU. An estimate."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Preference
-from microscale.backends.precision import Precision, make_precision
-from microscale.backends.threads import check_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import Workload
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Activations, Preference
+from microscale.planning.precision import Precision, make_precision
+from microscale.planning.threads import check_threads
 
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from microscale import hardware
-from microscale.backends.decision import Plan
-from microscale.backends.plan import Setup
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fingerprint import fingerprint
@@ -32,6 +30,8 @@ from microscale.engine.loading.team import Team
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline, shard_name
+from microscale.planning.decision import Plan
+from microscale.planning.plan import Setup
 
 if TYPE_CHECKING:
     import torch

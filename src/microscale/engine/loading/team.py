@@ -10,8 +10,6 @@ from typing import Protocol
 
 import torch
 
-from microscale.backends.ops import Ranks
-from microscale.backends.threads import all_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Runner
 from microscale.engine.limits import Limits
@@ -21,6 +19,8 @@ from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.config import LayerKind
+from microscale.planning.ops import Ranks
+from microscale.planning.threads import all_threads
 
 
 @dataclass(frozen=True)

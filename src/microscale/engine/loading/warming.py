@@ -11,10 +11,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from microscale import hardware
-from microscale.backends.following import record_following
-from microscale.backends.ops import Kernel, Launch, Ops
-from microscale.backends.plan import Setup
-from microscale.backends.ranks import NoSums
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
 from microscale.hardware import WARP_SIZE
@@ -24,6 +20,10 @@ from microscale.models.config import LayerKind
 from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, Wanted, bind_shapes, record
+from microscale.planning.following import record_following
+from microscale.planning.ops import Kernel, Launch, Ops
+from microscale.planning.plan import Setup
+from microscale.planning.ranks import NoSums
 
 SPARE_CORES = 1
 """For reading and packing the weights."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from microscale.backends.ops import Logits, Ranks
 from microscale.engine.config import EngineConfig
 from microscale.engine.graphs import GraphCounts
 from microscale.engine.loading.options import uses_nccl
@@ -35,6 +34,7 @@ from microscale.models.config import LayerKind
 from microscale.parallel.group import LOOPBACK, Group, file_store, network_store
 from microscale.parallel.handshake import Nodes, accept, listen, read_secret
 from microscale.parallel.sharding import Shard
+from microscale.planning.ops import Logits, Ranks
 from microscale.version import __version__
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from microscale.backends.ops import Logits
-from microscale.backends.ranks import as_one_block, summarise
 from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.ranks.messages import Held, Row, Step
 from microscale.engine.request import Request
@@ -26,6 +24,8 @@ from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.parallel.group import Group
 from microscale.parallel.sharding import Shard, split_vocabulary
+from microscale.planning.ops import Logits
+from microscale.planning.ranks import as_one_block, summarise
 
 # ---- rank 0 ----------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.following import NO_TOKEN, Standing, move_on
-from microscale.backends.ops import AttentionBatch
 from microscale.engine.ahead import Ahead
 from microscale.engine.graph_sizes import power_of_two, table_width
 from microscale.engine.page_ledger import pages_for
@@ -39,6 +37,8 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 from microscale.models.recorded import Step
+from microscale.planning.following import NO_TOKEN, Standing, move_on
+from microscale.planning.ops import AttentionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from microscale.backends.decision import Plan
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
@@ -17,6 +16,7 @@ from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Fi
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.work import Work
 from microscale.models.draft_heads.drafting import DraftHead
+from microscale.planning.decision import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

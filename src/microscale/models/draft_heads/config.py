@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig
 from microscale.models.config import ModelConfig, check_positive
 from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
+from microscale.planning.ops import RopeTable
 
 if TYPE_CHECKING:
     import torch

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
 from microscale.models.decoder import without_gradients
 from microscale.models.draft_heads.config import DFlashConfig, head_rope_table
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import FULL, HeadLayer, count_up, following, join, new_cache, slots_of
 from microscale.models.draft_heads.weights import HeadWeights
+from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.backends.ops import Dense, Embedding, Logits, Ops, Ranks, Small
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.layer import count_up
+from microscale.planning.ops import Dense, Embedding, Logits, Ops, Ranks, Small
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.decoder import without_gradients
 from microscale.models.draft_heads.config import Eagle3Config, head_rope_table
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import FULL, HeadLayer, Steps, join, new_cache
 from microscale.models.draft_heads.weights import HeadWeights
+from microscale.planning.ops import DenseWeights, Logits, Ops
 
 if TYPE_CHECKING:
     from torch import Tensor

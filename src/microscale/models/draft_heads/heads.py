@@ -11,19 +11,6 @@ from typing import cast
 
 import torch
 
-from microscale.backends.ops import (
-    Activations,
-    Dense,
-    DenseSpec,
-    DenseWeights,
-    Embedding,
-    Kernel,
-    Launch,
-    Ops,
-    Use,
-    recording,
-)
-from microscale.backends.recording_ops import RecordingOps, Unbound
 from microscale.models import hub
 from microscale.models.config import OWN_FORMATS, HeadFormats, ModelConfig
 from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig
@@ -36,6 +23,19 @@ from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors,
 from microscale.models.outline import NOWHERE, in_order
 from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
 from microscale.parallel.sharding import split_vocabulary
+from microscale.planning.ops import (
+    Activations,
+    Dense,
+    DenseSpec,
+    DenseWeights,
+    Embedding,
+    Kernel,
+    Launch,
+    Ops,
+    Use,
+    recording,
+)
+from microscale.planning.recording_ops import RecordingOps, Unbound
 
 NUM_PAGES = 4
 DRAFTS = 2

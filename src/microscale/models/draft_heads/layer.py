@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import (
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind
+from microscale.models.draft_heads.config import HeadConfig, LayerShape
+from microscale.models.draft_heads.weights import LayerTensors
+from microscale.planning.ops import (
     AttentionBatch,
     AttentionSpec,
     DenseWeights,
@@ -24,10 +28,6 @@ from microscale.backends.ops import (
     RopeTable,
     SmallSpec,
 )
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind
-from microscale.models.draft_heads.config import HeadConfig, LayerShape
-from microscale.models.draft_heads.weights import LayerTensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import (
+from microscale.formats import BlockScaled
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind
+from microscale.models.decoder import Decoder
+from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
+from microscale.models.gemma4.weights import Gemma4Layer
+from microscale.models.rope import computing_on
+from microscale.models.tensor_table import Weight
+from microscale.models.weights import Weights, tied_lm_head
+from microscale.planning.ops import (
     MLP_RUN,
     AttentionBatch,
     AttentionSpec,
@@ -35,15 +44,6 @@ from microscale.backends.ops import (
     SideStream,
     SmallSpec,
 )
-from microscale.formats import BlockScaled
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind
-from microscale.models.decoder import Decoder
-from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
-from microscale.models.gemma4.weights import Gemma4Layer
-from microscale.models.rope import computing_on
-from microscale.models.tensor_table import Weight
-from microscale.models.weights import Weights, tied_lm_head
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from microscale.backends.ops import DenseWeights, Gate, GateKind, MoeWeights, RopeTable, Router
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.weights import GptOssLayer
 from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
 from microscale.models.rope import yarn_table
+from microscale.planning.ops import DenseWeights, Gate, GateKind, MoeWeights, RopeTable, Router
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ are no biases, no windows and no sinks.
 
 from __future__ import annotations
 
-from microscale.backends.ops import DenseWeights, Gate, GateKind, HeadNorms, RopeTable, Router
 from microscale.models.config import LayerKind
 from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.weights import Qwen3MoeLayer
 from microscale.models.rope import rope_table
+from microscale.planning.ops import DenseWeights, Gate, GateKind, HeadNorms, RopeTable, Router
 
 GATE = Gate(GateKind.SILU, interleaved=False)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from microscale.backends import registry
-from microscale.backends.paths import Asked, ask, path_of
 from microscale.hardware import Gpu
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.kernels.op import Activations, Reason
+from microscale.planning import registry
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from microscale.backends.paths import Asked, ask
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.planning.paths import Asked, ask
 from microscale_lab.cases.errors import Errors, errors
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense as tiles
@@ -23,6 +21,8 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
+from microscale.planning import registry
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.calls import run_dense, run_from_sum
-from microscale.backends.paths import Asked, ask
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.dense import possible
 from microscale.kernels.dense import small_batch
@@ -26,6 +23,9 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
+from microscale.planning import registry
+from microscale.planning.calls import run_dense, run_from_sum
+from microscale.planning.paths import Asked, ask
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal

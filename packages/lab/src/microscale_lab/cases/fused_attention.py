@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.paths import Asked, ask, path_of
 from microscale.hardware import Gpu
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.op import AttentionOp
@@ -21,6 +19,8 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
+from microscale.planning import registry
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.attention import Shape, make_batch, name_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, BlockScaled, decode, encode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import pack
@@ -25,6 +23,8 @@ from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
 from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
+from microscale.planning import registry
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
 from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token

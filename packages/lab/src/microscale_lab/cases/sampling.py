@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microscale.backends import registry
-from microscale.backends.calls import run_sampling, run_score
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.op import Reason
@@ -30,6 +28,8 @@ from microscale.kernels.sampling.spec import (
     SamplingSpec,
     Status,
 )
+from microscale.planning import registry
+from microscale.planning.calls import run_sampling, run_score
 from microscale_lab.cases.case import Case, Compared, Finish, compare, same
 from microscale_lab.cases.errors import Errors, step
 

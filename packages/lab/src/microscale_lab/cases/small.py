@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.calls import bind_small
-from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
@@ -19,6 +16,9 @@ from microscale.kernels.moe.spec import Gate, GateKind, Parts, Routing
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, RouterShape, Sandwich, SmallOps, SmallSpec
+from microscale.planning import registry
+from microscale.planning.calls import bind_small
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache

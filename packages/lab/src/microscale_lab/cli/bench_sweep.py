@@ -33,7 +33,7 @@ def bench_sweep(
     Rows are kept in --output as they come, and what is there is not measured again.
     """
     from microscale import hardware
-    from microscale.backends.precision import PRECISIONS
+    from microscale.planning.precision import PRECISIONS
     from microscale_lab.kernel_bench import dense
     from microscale_lab.kernel_bench.timing import measure_read
     from microscale_lab.predict import sweep

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.backends.calls import run_attention
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
+from microscale.planning.calls import run_attention
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import PAGE_SIZE, layer_spec
 from microscale_lab.kernel_bench.rows import Row, check, row

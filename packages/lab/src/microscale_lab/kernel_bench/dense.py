@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.backends import registry
-from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu, detect
@@ -26,6 +24,8 @@ from microscale.kernels.dense.reference import dense
 from microscale.kernels.dense.spec import FORMATS as WEIGHT_FORMATS
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
+from microscale.planning import registry
+from microscale.planning.calls import run_dense, run_logits
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
-from microscale.backends.ops import Activations, Use
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale.planning.ops import Activations, Use
 
 PAGE_SIZE = 16
 SpecT = TypeVar("SpecT")

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.backends.bound import Small
-from microscale.backends.calls import bind_small
-from microscale.backends.ops import MLP_RUN
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.spec import PagedKv
@@ -25,6 +22,9 @@ from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.small import cost, reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpec
+from microscale.planning.bound import Small
+from microscale.planning.calls import bind_small
+from microscale.planning.ops import MLP_RUN
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import layer_spec
 from microscale_lab.kernel_bench.rows import Row, check, row

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from microscale.backends.plan import Setup, estimated
 from microscale.bench.model import Case, make_engine
 from microscale.engine.engine import Engine
 from microscale.engine.request import Request
@@ -29,6 +28,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_times import StepTimes
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
+from microscale.planning.plan import Setup, estimated
 from microscale_lab.model_bench import trace as gpu_trace
 from microscale_lab.model_bench.trace import HOST_GAP, LAUNCH_GAP, STEP
 

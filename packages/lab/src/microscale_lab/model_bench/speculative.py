@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
@@ -42,6 +41,7 @@ from microscale.explain.speculative import DraftedStep, drafted_steps
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
+from microscale.planning.plan import Setup
 from microscale_lab.model_bench.chosen import ChosenStep, RecordingSpeculation
 from microscale_lab.model_bench.speculative_table import LENGTHS, Row
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PRECISIONS
 from microscale.engine.predictions import Kind
 from microscale.engine.step_times import StepTimes, total
 from microscale.hardware import KNOWN, Family, Gpu
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.predict import known_times, whole_models
 from microscale_lab.predict.forecast import Forecast, forecast
 from microscale_lab.predict.interval import MACHINES, NINE_IN_TEN

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from microscale.backends.estimate import Estimate, cost_of
-from microscale.backends.plan import Setup
 from microscale.engine.predictions import Basis
 from microscale.hardware import LAUNCH_US, Feature, Gpu, speeds
 from microscale.kernels.op import Cost, Implementation
+from microscale.planning.estimate import Estimate, cost_of
+from microscale.planning.plan import Setup
 from microscale_lab.predict import known_times
 from microscale_lab.predict.kernel_fit import Timing
 from microscale_lab.predict.measured_as import Call, calls

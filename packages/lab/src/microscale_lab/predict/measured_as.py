@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from microscale.backends.paths import LM_HEAD, Asked, ask
 from microscale.engine.step_times import FUSED_SEQUENCES
 from microscale.hardware import Gpu
 from microscale.kernels.attention.op import AttentionOp
@@ -17,6 +16,7 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec
 from microscale.kernels.op import Cost, Implementation
 from microscale.kernels.small import cost as small_cost
 from microscale.kernels.small.spec import SmallSpec
+from microscale.planning.paths import LM_HEAD, Asked, ask
 from microscale_lab.predict.kernel_fit import KernelWork
 
 PLAIN_HEADS = 64

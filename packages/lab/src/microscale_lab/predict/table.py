@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from microscale.backends.precision import PRECISIONS
 from microscale.engine.predictions import FILE, Basis, Kind
 from microscale.hardware import KNOWN
 from microscale.models.families import PRESETS
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.predict import whole_models
 from microscale_lab.predict.fit import kernels
 from microscale_lab.predict.interval import Interval, interval

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from microscale.backends import registry
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import KNOWN, known
+from microscale.planning import registry
 from microscale_lab.prove import executed_report
 from microscale_lab.prove.execute import cuda_device, execute
 from microscale_lab.prove.executed_report import print_rows, rows_of

@@ -11,10 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from microscale.backends.following import record_following
-from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
-from microscale.backends.precision import Precision, make_precision
-from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel, Launch
@@ -26,6 +22,10 @@ from microscale.models.embedded import NAME, embedded_folder
 from microscale.models.families import PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
 from microscale.models.recorded import PAGE_SIZE, bind_shapes, record, token_counts
+from microscale.planning.following import record_following
+from microscale.planning.ops import Activations, MoeSpec, Ops, Preference, Use
+from microscale.planning.precision import Precision, make_precision
+from microscale.planning.shards import record_moe, shards
 
 DENSE = ("qkv", "o", "mlp", "lm_head")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.errors import BadSetting
+from microscale.planning.precision import PRECISIONS, Precision, make_precision
 
 LAYERS = ("qkv", "o", "lm_head", "embed")
 """Layers of gpt-oss that are not in four bits already."""

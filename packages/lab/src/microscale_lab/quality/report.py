@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from microscale.backends.precision import PRECISIONS
 from microscale.errors import BadSetting
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.quality.choices import REFERENCE
 from microscale_lab.quality.run import Row
 

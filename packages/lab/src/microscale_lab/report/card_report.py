@@ -24,11 +24,11 @@ import triton
 from rich.console import Console
 
 from microscale import doctor
-from microscale.backends.precision import PRECISIONS
 from microscale.engine.predictions import Kind
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.explain.report import Question, explain
 from microscale.hardware import GIB, Gpu, card_name
+from microscale.planning.precision import PRECISIONS
 from microscale.version import __version__
 from microscale_lab.kernel_bench import kernels
 from microscale_lab.kernel_bench.rows import WrongResult

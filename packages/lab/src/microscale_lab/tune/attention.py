@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.calls import run_attention, run_fused
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as tiles
 from microscale.hardware.tiles import thresholds
@@ -24,6 +23,7 @@ from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.models.config import LayerKind
+from microscale.planning.calls import run_attention, run_fused
 from microscale_lab.kernel_bench.attention import (
     RMS_TOLERANCE,
     SINKS_FULL,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator
 
-from microscale.backends.side_stream import SideStream
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
 from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm, Tile
@@ -30,6 +29,7 @@ from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.reference import moe as moe_reference
 from microscale.kernels.moe.spec import Activations, Gate, Mlp, MoeWeights, Routing
 from microscale.kernels.small.fused import TritonSmall
+from microscale.planning.side_stream import SideStream
 from microscale_lab.kernel_bench import dense as bench_dense
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from microscale.backends import paths, registry
-from microscale.backends.decision import Decision, Rejected
-from microscale.backends.estimate import Estimate, estimate
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, Gpu
 from microscale.kernels.op import Activations, Implementation, Reason
+from microscale.planning import paths, registry
+from microscale.planning.decision import Decision, Rejected
+from microscale.planning.estimate import Estimate, estimate
 
 WORTH = 1.05
 """How many times faster quantised activations must be than exact ones. Below, the gain is less than what benchmarks of

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from microscale.backends import paths, registry
-from microscale.backends.calls import run_sampling
-from microscale.backends.decision import Rejected
-from microscale.backends.ops import (
+from microscale.errors import Unsupported
+from microscale.formats import MXFP8, encode
+from microscale.hardware import KNOWN, Gpu, cpu, known
+from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.kernels.launch import recording
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
+from microscale.kernels.moe.spec import MoePath
+from microscale.kernels.op import Path, Reason, always
+from microscale.models.families import PRESETS
+from microscale.models.outline import outline
+from microscale.models.recorded import samplings
+from microscale.planning import paths, registry
+from microscale.planning.calls import run_sampling
+from microscale.planning.decision import Rejected
+from microscale.planning.ops import (
     Activations,
     AttentionBatch,
     AttentionSpec,
@@ -30,21 +42,9 @@ from microscale.backends.ops import (
     SamplingSpec,
     SmallSpec,
 )
-from microscale.backends.paths import Asked, ask, path_for, pick, spans
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PRECISIONS
-from microscale.errors import Unsupported
-from microscale.formats import MXFP8, encode
-from microscale.hardware import KNOWN, Gpu, cpu, known
-from microscale.hardware.tiles.thresholds import Name, threshold
-from microscale.kernels.launch import recording
-from microscale.kernels.moe.packed import PackedExperts
-from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
-from microscale.kernels.moe.spec import MoePath
-from microscale.kernels.op import Path, Reason, always
-from microscale.models.families import PRESETS
-from microscale.models.outline import outline
-from microscale.models.recorded import samplings
+from microscale.planning.paths import Asked, ask, path_for, pick, spans
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.precision import PRECISIONS
 from microscale_lab.predict.measured_as import path_name
 
 H200 = known("h200")

@@ -14,11 +14,11 @@ from functools import cache
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.decision import Plan
-from microscale.backends.ops import MoeSpec
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
+from microscale.planning import registry
+from microscale.planning.decision import Plan
+from microscale.planning.ops import MoeSpec
 
 MAX_THREADS = 1024
 SMALL_US = 250.0

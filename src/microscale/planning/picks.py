@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from microscale.backends.paths import path_for, pick
-from microscale.backends.plan import BUCKETS
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.planning.paths import path_for, pick
+from microscale.planning.plan import BUCKETS
 
 OpT = TypeVar("OpT", bound=Implementation[Any])
 SpecT = TypeVar("SpecT")

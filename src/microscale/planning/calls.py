@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from microscale.backends.bound import Small, SmallKind
-from microscale.backends.paths import path_for
-from microscale.backends.picks import Choice
 from microscale.hardware import Gpu
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp
@@ -20,6 +17,9 @@ from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
 from microscale.kernels.sampling.spec import Asks, Sampled, SamplingBatch, SamplingOp, SamplingSpec
 from microscale.kernels.small.spec import SmallOps, SmallSpec
+from microscale.planning.bound import Small, SmallKind
+from microscale.planning.paths import path_for
+from microscale.planning.picks import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor

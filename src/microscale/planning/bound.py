@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from microscale.backends.paths import path_for
-from microscale.backends.picks import Choice, Picks
-from microscale.backends.quantise import Weight, take_rows
 from microscale.errors import Unsupported
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
@@ -63,6 +60,9 @@ from microscale.kernels.small.spec import (
     SmallOps,
     SmallSpec,
 )
+from microscale.planning.paths import path_for
+from microscale.planning.picks import Choice, Picks
+from microscale.planning.quantise import Weight, take_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

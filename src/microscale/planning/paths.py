@@ -14,7 +14,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from microscale.backends.decision import PathSpan, Rejected
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, triton_faults
 from microscale.kernels.attention.op import AttentionOp
@@ -24,6 +23,7 @@ from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
 from microscale.kernels.sampling.spec import Asks, SamplingOp
 from microscale.kernels.small.spec import SmallOps
+from microscale.planning.decision import PathSpan, Rejected
 
 PathT = TypeVar("PathT", bound=Path[Any])
 EVERY_SIZE_TO = 128

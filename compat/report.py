@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clients.table import Client
+from compat.table import Client
 
 BEGIN = "<!-- table: written by make test-clients -->"
 END = "<!-- end of table -->"

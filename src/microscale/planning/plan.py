@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from microscale.backends import registry
-from microscale.backends.decision import Decision, Plan, Rejected
-from microscale.backends.estimate import Estimate, estimate
-from microscale.backends.oracle import Freedom, Preference, decide_layer
-from microscale.backends.precision import BITS, EXACT, Precision
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.op import Activations, Implementation
+from microscale.planning import registry
+from microscale.planning.decision import Decision, Plan, Rejected
+from microscale.planning.estimate import Estimate, estimate
+from microscale.planning.oracle import Freedom, Preference, decide_layer
+from microscale.planning.precision import BITS, EXACT, Precision
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
 """Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""

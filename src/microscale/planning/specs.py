@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from microscale.backends.quantise import Weight, format_name
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.kernels.moe.spec import Gate, MoeSpec
 from microscale.kernels.op import Activations
+from microscale.planning.quantise import Weight, format_name
 
 
 def dense_spec(

@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from clients import report
-from clients.environments import ROOT, NotInstalledError, command, folder_of, install, is_installed
-from clients.report import Check, Result, Status
-from clients.rules import MORE_NAMES, RULES
-from clients.table import CLIENTS, Client
+from compat import report
+from compat.environments import ROOT, NotInstalledError, command, folder_of, install, is_installed
+from compat.report import Check, Result, Status
+from compat.rules import MORE_NAMES, RULES
+from compat.table import CLIENTS, Client
 from microscale.models import embedded
 from support import live_server
 from support.serve_command import serving

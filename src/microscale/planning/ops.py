@@ -13,28 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from microscale.backends import registry
-from microscale.backends.bound import (
-    Attention,
-    AttentionKind,
-    Dense,
-    DenseKind,
-    Embedding,
-    Moe,
-    MoeKind,
-    Sampling,
-    Small,
-    SmallKind,
-)
-from microscale.backends.decision import Plan
-from microscale.backends.oracle import Preference
-from microscale.backends.picks import Choice, OpT, SpecT
-from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
-from microscale.backends.precision import EXACT, Precision
-from microscale.backends.quantise import Weight, convert, format_name
-from microscale.backends.ranks import ALONE, Ranks
-from microscale.backends.side_stream import SideStream
-from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
@@ -55,6 +33,28 @@ from microscale.kernels.sampling.spec import (
     Status,
 )
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
+from microscale.planning import registry
+from microscale.planning.bound import (
+    Attention,
+    AttentionKind,
+    Dense,
+    DenseKind,
+    Embedding,
+    Moe,
+    MoeKind,
+    Sampling,
+    Small,
+    SmallKind,
+)
+from microscale.planning.decision import Plan
+from microscale.planning.oracle import Preference
+from microscale.planning.picks import Choice, OpT, SpecT
+from microscale.planning.plan import BUCKETS, Setup, Use, decide_use, uncapturable
+from microscale.planning.precision import EXACT, Precision
+from microscale.planning.quantise import Weight, convert, format_name
+from microscale.planning.ranks import ALONE, Ranks
+from microscale.planning.side_stream import SideStream
+from microscale.planning.specs import dense_spec, moe_spec
 
 if TYPE_CHECKING:
     from torch import Tensor

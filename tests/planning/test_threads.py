@@ -10,11 +10,6 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends import threads
-from microscale.backends.decision import Plan
-from microscale.backends.ops import Activations
-from microscale.backends.plan import Setup, make_plan
-from microscale.backends.threads import StepThreads, product_us, wanted_threads
 from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.sampling_params import SamplingParams
@@ -23,6 +18,11 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
+from microscale.planning import threads
+from microscale.planning.decision import Plan
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup, make_plan
+from microscale.planning.threads import StepThreads, product_us, wanted_threads
 from support.families import gpt_oss_preset
 from support.loading import load_model
 

@@ -11,11 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from microscale import hardware
-from microscale.backends.ops import Ops
-from microscale.backends.oracle import Preference
-from microscale.backends.plan import Use
-from microscale.backends.quantise import Weight
-from microscale.backends.specs import dense_spec, moe_spec
 from microscale.formats import ShapeOnly
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.dense.spec import DenseWeights
@@ -23,6 +18,11 @@ from microscale.kernels.moe.spec import Gate, MoeWeights
 from microscale.kernels.op import Activations
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
+from microscale.planning.ops import Ops
+from microscale.planning.oracle import Preference
+from microscale.planning.plan import Use
+from microscale.planning.quantise import Weight
+from microscale.planning.specs import dense_spec, moe_spec
 
 if TYPE_CHECKING:
     import torch

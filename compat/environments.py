@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.table import Client, Kind
+from compat.table import Client, Kind
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-clients"
 INSTALL_S = 1800.0
 STAMP = "installed.json"

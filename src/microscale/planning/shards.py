@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.backends.ops import Kernel, Launch, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 from microscale.formats import BLOCK, MXFP4, BlockScaled, block_format
 from microscale.hardware import Gpu
+from microscale.planning.ops import Kernel, Launch, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 
 if TYPE_CHECKING:
     from torch import Tensor

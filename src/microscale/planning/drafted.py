@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from microscale.backends.estimate import DECODING_TOKENS
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.moe.cost import expected_experts
 from microscale.kernels.moe.spec import MoeSpec
+from microscale.planning.estimate import DECODING_TOKENS
 
 
 def decoding(spec: AttentionSpec, sequences: int, context: int, kv_fp8: bool) -> AttentionSpec:

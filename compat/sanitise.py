@@ -1,6 +1,6 @@
 """Makes recorded requests fit to be kept: keys, types and nesting stay, texts become ours, ids become plain.
 
-    python -m clients.sanitise OUT.json CLIENT VERSION CAPTURE.json …
+    python -m compat.sanitise OUT.json CLIENT VERSION CAPTURE.json …
 
 Captures are those of ``recorder.py``, the requests of one conversation in their order. What comes out is sent by
 ``tests/server/test_recorded.py``. An id that the server made itself in an earlier reply becomes

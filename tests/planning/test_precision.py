@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from microscale.backends import quantise
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.precision import LAYERS, PRECISIONS, make_precision
-from microscale.backends.quantise import convert, format_name, take_rows
 from microscale.errors import BadSetting, Unsupported
 from microscale.formats import MXFP4, MXFP8, decode, encode, encode_channels
 from microscale.hardware import cpu
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
+from microscale.planning import quantise
+from microscale.planning.ops import Activations, Ops, Preference
+from microscale.planning.precision import LAYERS, PRECISIONS, make_precision
+from microscale.planning.quantise import convert, format_name, take_rows
 from support.live_bytes import LiveBytes
 
 BF16, MX = Activations.BF16, Activations.MXFP8
