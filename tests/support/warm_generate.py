@@ -13,22 +13,21 @@ from typing import Any
 from unittest.mock import patch
 
 from microscale import cli
-from microscale.cli import generate
-from microscale.cli.model import load_with_progress
+from microscale.cli import model as loading
 from microscale.kernels.compiling.warming import LateKernels
 
 
 def main() -> None:
-    late = LateKernels()
+    late, load = LateKernels(), loading.load_with_progress
 
     def watched_load(*arguments: Any) -> Any:
-        model = load_with_progress(*arguments)
+        model = load(*arguments)
         late.watch()
         return model
 
     sys.argv[0] = "microscale"
     try:
-        with patch.object(generate, "load_with_progress", watched_load):
+        with patch.object(loading, "load_with_progress", watched_load):
             cli.main()
     except SystemExit as ended:
         if ended.code:
