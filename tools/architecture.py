@@ -332,7 +332,7 @@ def kernels_start_through_launch(source: Source) -> Iterator[Violation]:
 # What the size of a batch, what its requests ask for, or the card is called in code that starts kernels.
 BATCH = re.compile(
     r"\b(tokens|pairs|sequences|max_query_len|longest_query|context_lens|page_table|num_experts)\b"
-    r"|\b(batch|asks|draws|filters|adjusts|biases|top_logprobs|temperature|history|allowed)\b"
+    r"|\b(batch|features|draws|filters|adjusts|biases|top_logprobs|temperature|history|allowed)\b"
     r"|\.shape\b|\.numel\(|\bgpu\b|\blen\("
 )
 EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")

@@ -16,7 +16,7 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Feature, detect, known
 from microscale.hardware.tiles.experts import with_mlp_slices
-from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile, candidates
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
@@ -128,7 +128,7 @@ RESIDENT = {name: (path, tile) for name, (path, tile) in TILES.items() if tile.r
 
 @pytest.mark.parametrize("path, tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("tokens", [1, 2, 40, 300, 700])
-def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
+def test_every_wgmma_tile(path: GemmPath, tile: GemmTile, tokens: int) -> None:
     gpu = detect()
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
@@ -141,7 +141,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
 
 @pytest.mark.parametrize("path, tile", RESIDENT.values(), ids=RESIDENT)
 @pytest.mark.parametrize("tokens", [40, 700])
-def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tokens: int) -> None:
+def test_resident_programs_go_through_many_items(path: GemmPath, tile: GemmTile, tokens: int) -> None:
     """On few SMs the ring of K tiles goes on from item to item, past experts without a token, and comes round many
     times; the answer is that of programs with one item each, to the bit, in every run."""
     gpu = detect()
@@ -160,7 +160,7 @@ def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tok
         assert torch.equal(grouped_wgmma.run(*given, few, tile, fp8=fp8), wanted)
 
 
-def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
+def check_tile(problem: Problem, tile: GemmTile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
     )

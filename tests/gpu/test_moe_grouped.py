@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from microscale.hardware import Feature, detect, known, present
-from microscale.hardware.tiles.gemm import Tile, possible
+from microscale.hardware.tiles.gemm import GemmTile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
@@ -34,7 +34,7 @@ REAL = [
 PATHS = [(fmt, scaled) for fmt in ("mxfp4", "mxfp8") for scaled in (False, True)]
 
 
-def check(problem: Problem, scaled: bool, tile: Tile | None = None) -> torch.Tensor:
+def check(problem: Problem, scaled: bool, tile: GemmTile | None = None) -> torch.Tensor:
     gpu = detect()
     if scaled and not gpu.has(Feature.MMA_FP8):
         pytest.skip("no fp8 on this GPU")

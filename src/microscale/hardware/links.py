@@ -30,7 +30,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Link:
+class CardLink:
     """How two cards are connected."""
 
     name: str
@@ -74,7 +74,7 @@ def _between(points: Sequence[tuple[int, float]], sent: float) -> float:
 LINKS = {
     link.name: link
     for link in (
-        Link(
+        CardLink(
             "roce200",
             "ConnectX-7, 200 Gbit/s, NCCL",
             (
@@ -87,7 +87,7 @@ LINKS = {
             "two DGX Sparks: github.com/NVIDIA/dgx-spark-playbooks/pull/103, and issues/25 for the bandwidth",
             "2026-08",
         ),
-        Link(
+        CardLink(
             "pcie-host",
             "PCIe through the host's memory, NCCL",
             # Sizes of four cards, by what each of them sends.
@@ -104,7 +104,7 @@ LINKS = {
             "their bandwidth: github.com/NVIDIA/nccl/issues/1639",
             "2025-12-12",
         ),
-        Link(
+        CardLink(
             "pcie-peer",
             "PCIe 5.0 with peer access, NCCL",
             ((8192, Wait(8.3, 8.3)), (65536, Wait(12.5, 12.5)), (524288, Wait(31.6, 31.6))),
@@ -112,7 +112,7 @@ LINKS = {
             "exchanges of two cards: github.com/flashinfer-ai/flashinfer/pull/5023",
             "2026-09",
         ),
-        Link(
+        CardLink(
             "nvlink",
             "NVLink",
             ((65536, Wait(6.0, 6.0)), (524288, Wait(7.0, 8.0))),
@@ -125,7 +125,7 @@ LINKS = {
 }
 
 
-def link_between(gpu: Gpu) -> Link | None:
+def link_between(gpu: Gpu) -> CardLink | None:
     """The link between cards like this one, as they are sold; ``None`` for ranks on a CPU."""
     if gpu.is_cpu:
         return None

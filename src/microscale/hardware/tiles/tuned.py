@@ -48,33 +48,33 @@ class Measurement:
     """Microseconds of the case, where one figure says it."""
 
 
-Key = TypeVar("Key")
-Tile = TypeVar("Tile")
+KeyT = TypeVar("KeyT")
+TileT = TypeVar("TileT")
 
 
 @dataclass(frozen=True)
-class Row(Generic[Key, Tile]):
-    key: Key
-    tile: Tile
+class TunedTile(Generic[KeyT, TileT]):
+    key: KeyT
+    tile: TileT
     measured: Measurement
 
 
 @dataclass(frozen=True)
-class Section(Generic[Key, Tile]):
+class Section(Generic[KeyT, TileT]):
     """What the rows of one section hold. Where a key has ``up_to``, rows that differ in it alone stand in its order,
     and the first that reaches the case serves it."""
 
     name: Kernels
-    key: type[Key]
-    tile: type[Tile]
-    misfit: Callable[[Key, Tile, Family], str | None]
+    key: type[KeyT]
+    tile: type[TileT]
+    misfit: Callable[[KeyT, TileT, Family], str | None]
     """Why the tile cannot run on the family's cards, or ``None``."""
 
 
-_KEPT: dict[tuple[Kernels, str], Mapping[Any, Row[Any, Any]]] = {}
+_KEPT: dict[tuple[Kernels, str], Mapping[Any, TunedTile[Any, Any]]] = {}
 
 
-def measured(section: Section[Key, Tile], family: Family) -> Mapping[Key, Row[Key, Tile]]:
+def measured(section: Section[KeyT, TileT], family: Family) -> Mapping[KeyT, TunedTile[KeyT, TileT]]:
     """What was measured on cards of this family; empty where nobody has measured."""
     place = (section.name, family.name)
     found = _KEPT.get(place)
@@ -90,15 +90,15 @@ def forget() -> None:
 
 
 @contextmanager
-def trial(section: Section[Key, Tile], family: Family, key: Key, tile: Tile) -> Iterator[None]:
+def trial(section: Section[KeyT, TileT], family: Family, key: KeyT, tile: TileT) -> Iterator[None]:
     """Meanwhile ``tile`` is what was measured for ``key``, before all others: how ``tune`` runs its candidates."""
     others = [row for other, row in measured(section, family).items() if other != key]
-    with in_effect(section, family, [Row(key, tile, Measurement("", "", "", "", "a trial", None)), *others]):
+    with in_effect(section, family, [TunedTile(key, tile, Measurement("", "", "", "", "a trial", None)), *others]):
         yield
 
 
 @contextmanager
-def in_effect(section: Section[Key, Tile], family: Family, rows: Sequence[Row[Key, Tile]]) -> Iterator[None]:
+def in_effect(section: Section[KeyT, TileT], family: Family, rows: Sequence[TunedTile[KeyT, TileT]]) -> Iterator[None]:
     """Meanwhile these are all rows of the section: what ``tune`` found is used for what it measures next."""
     before = measured(section, family)
     _KEPT[section.name, family.name] = {row.key: row for row in rows}
@@ -108,12 +108,12 @@ def in_effect(section: Section[Key, Tile], family: Family, rows: Sequence[Row[Ke
         _KEPT[section.name, family.name] = before
 
 
-def read(file: Path, section: Section[Key, Tile], family: Family) -> dict[Key, Row[Key, Tile]]:
+def read(file: Path, section: Section[KeyT, TileT], family: Family) -> dict[KeyT, TunedTile[KeyT, TileT]]:
     """One section of a file, checked."""
     data = _load(file, family).get(section.name, [])
     if not isinstance(data, list):
         raise BadSetting(f"{file} must hold a list of rows under {section.name!r}; {AGAIN}.")
-    found: dict[Key, Row[Key, Tile]] = {}
+    found: dict[KeyT, TunedTile[KeyT, TileT]] = {}
     for item in data:
         row = _row(file, section, item)
         reason = section.misfit(row.key, row.tile, family)
@@ -126,7 +126,7 @@ def read(file: Path, section: Section[Key, Tile], family: Family) -> dict[Key, R
     return found
 
 
-def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence[Row[Any, Any]]]) -> None:
+def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence[TunedTile[Any, Any]]]) -> None:
     """``file`` with these sections in place of those that it had."""
     old = _load(file, family) if file.exists() else {}
     new = {section.name: [asdict(row) for row in of_section] for section, of_section in found.items()}
@@ -152,7 +152,7 @@ def _load(file: Path, family: Family) -> dict[str, Any]:
     return data
 
 
-def _row(file: Path, section: Section[Key, Tile], data: Any) -> Row[Key, Tile]:
+def _row(file: Path, section: Section[KeyT, TileT], data: Any) -> TunedTile[KeyT, TileT]:
     if not isinstance(data, dict):
         raise BadSetting(f"{file} holds {data!r} where a row of {section.name} belongs; {AGAIN}.")
     _no_more(file, data, {"key", "tile", "measured"})
@@ -160,7 +160,7 @@ def _row(file: Path, section: Section[Key, Tile], data: Any) -> Row[Key, Tile]:
     missing = [name for name in ("key", "tile", "measured") if name not in data]
     if missing:
         raise BadSetting(f"{file} lacks the key {missing[0]!r} in a row of {section.name}; {AGAIN}.")
-    return Row(*(_record(file, kind, part) for kind, part in parts))
+    return TunedTile(*(_record(file, kind, part) for kind, part in parts))
 
 
 def _record(file: Path, kind: type[Any], data: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.gemm import GemmPath, Tile, dense_tile
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small_batch import empty_logits
@@ -49,7 +49,7 @@ def run(
     residual: Tensor | None,
     *,
     block_scaled: bool = False,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
 ) -> Tensor:
     """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``. ``block_scaled``: activations in MXFP8 inside."""
     tokens = x.shape[0]
@@ -68,7 +68,7 @@ def run(
 
 
 def run_logits(
-    packed: PackedDense, gpu: Gpu, x: Tensor, *, block_scaled: bool = False, tile: Tile | None = None
+    packed: PackedDense, gpu: Gpu, x: Tensor, *, block_scaled: bool = False, tile: GemmTile | None = None
 ) -> Logits:
     """``x [tokens, k]`` bf16 → float32 logits with their blocks."""
     tokens = x.shape[0]
@@ -83,7 +83,7 @@ def run_logits(
     return out
 
 
-def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: Tile) -> Program:
+def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: GemmTile) -> Program:
     tokens = x.shape[0]
     path = path_of(packed.bits, block_scaled)
     values, scales = x, x
@@ -97,7 +97,7 @@ def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile:
     return Program(grid, inputs, sizes, constants, _options(gpu, path, tile), mma_promise(gpu, path), tile.block_n)
 
 
-def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def _options(gpu: Gpu, path: GemmPath, tile: GemmTile) -> dict[str, Any]:
     # Left alone, ptxas aims at one more program an SM and spills (see moe/grouped).
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255}
     if path.block_scaled and gpu.family.triton_arch is not None:

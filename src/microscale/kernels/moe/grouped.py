@@ -15,7 +15,7 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.gemm import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile, choose
 from microscale.kernels import binding, mxfp8_jit
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
@@ -94,7 +94,7 @@ def run(
     gpu: Gpu,
     *,
     block_scaled: bool = False,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
 ) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. ``block_scaled``: activations in MXFP8 inside."""
     tokens, top_k = routing.expert_ids.shape
@@ -161,7 +161,7 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def constants(gpu: Gpu, path: GemmPath, tile: GemmTile) -> dict[str, Any]:
     return {
         "BITS": path.weight_bits,
         "MX": path.block_scaled,
@@ -175,7 +175,7 @@ def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
     }
 
 
-def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def _options(gpu: Gpu, path: GemmPath, tile: GemmTile) -> dict[str, Any]:
     # Left alone, ptxas aims at one more program an SM and spills: 36 bytes at 168 registers (w8a8, 64 x 128, SM120).
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255}
     if path.block_scaled and gpu.family.triton_arch is not None:

@@ -94,7 +94,7 @@ def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _RoutingSizes:
     """The sizes of one call, and what the launches derive from them."""
 
     tokens: int
@@ -197,9 +197,9 @@ class _Job:
 
 
 @lru_cache(MAX_JOBS)
-def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _Job:
+def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _RoutingSizes:
     """One for each size: all layers of a step have the same."""
-    return _Job(tokens, num_experts, top_k, sorts)
+    return _RoutingSizes(tokens, num_experts, top_k, sorts)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

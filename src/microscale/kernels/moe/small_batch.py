@@ -17,8 +17,8 @@ from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
-    Shape,
-    Tile,
+    ExpertShape,
+    ExpertTile,
     direct_down,
     direct_gate_up,
     for_list,
@@ -54,13 +54,13 @@ LIST_WARPS = 4
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 
 
-def shape_of(weights: Packed) -> Shape:
+def shape_of(weights: Packed) -> ExpertShape:
     """What the choice of tiles depends on."""
     half_tile = weights.k % TILE_K > 0
-    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
+    return ExpertShape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
 
 
-def tile_constants(tile: Tile) -> dict[str, int]:
+def tile_constants(tile: ExpertTile) -> dict[str, int]:
     return {"B": tile.row_tiles, "WARPS_N": tile.warps_n, "SLICES": tile.slices, "AHEAD": tile.ahead}
 
 
@@ -74,7 +74,7 @@ def pdl_option(gpu: Gpu) -> dict[str, bool]:
     return {"launch_pdl": True} if gpu.has(Feature.PDL) else {}
 
 
-def gemm_options(tile: Tile, warps: int, gpu: Gpu) -> dict[str, Any]:
+def gemm_options(tile: ExpertTile, warps: int, gpu: Gpu) -> dict[str, Any]:
     """Launch options of a GEMM with so many warps in a program."""
     registers = max_registers(tile, warps, gpu)
     limit = {} if registers is None else {"maxnreg": registers}
@@ -147,7 +147,7 @@ def _parts(
     x: Tensor,
     routing: Routing,
     work: Dispatch | OwnList,
-    tile: Callable[[ExpertGemm, Shape, int, int, Gpu], Tile],
+    tile: Callable[[ExpertGemm, ExpertShape, int, int, Gpu], ExpertTile],
 ) -> Parts:
     """Both GEMMs. ``x``: as ``work`` wants it."""
     tokens, top_k = routing.expert_ids.shape
@@ -223,7 +223,7 @@ class _Named:
 
 def _gate_up(
     packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | OwnList | None, gpu: Gpu,
-    tile: Tile,
+    tile: ExpertTile,
 ) -> None:  # fmt: skip
     weights, named = packed.gate_up, _Named.by(work, ids)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
@@ -241,7 +241,13 @@ def _gate_up(
 
 
 def _down(
-    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch | OwnList, parts: Tensor, gpu: Gpu, tile: Tile
+    packed: PackedExperts,
+    h: Tensor,
+    routing: Routing,
+    work: Dispatch | OwnList,
+    parts: Tensor,
+    gpu: Gpu,
+    tile: ExpertTile,
 ) -> None:
     weights, named = packed.down, _Named.by(work, routing.expert_ids)
     tokens, top_k = routing.expert_ids.shape
@@ -259,7 +265,7 @@ def _down(
     launch(jit.down_small, (named.entries * blocks,), arguments, constants, options, MMA)
 
 
-def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: Tile) -> None:
+def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: ExpertTile) -> None:
     weights = packed.down
     tokens, top_k = routing.expert_ids.shape
     experts = next_power_of_2(top_k)

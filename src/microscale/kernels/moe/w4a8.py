@@ -27,7 +27,7 @@ from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_by
 from microscale.kernels.moe.paths import MXFP8_PATHS, PARTS_PATHS, block_scaled, pays_mxfp8
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.op import Cost, Reason, Unit
+from microscale.kernels.op import Cost, MatrixUnit, Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class BlockScaledMoe(MoeOp[PackedExperts]):
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
         # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
+        return Cost(total, expert_flops(spec), MatrixUnit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
 
     def packed_bytes(self, spec: MoeSpec) -> int:
         return packed_bytes(spec)

@@ -15,12 +15,12 @@ from microscale.kernels.op import Activations, Cost, Reason, always
 from microscale.kernels.small import cost
 from microscale.kernels.small.spec import (
     HeadNorms,
+    NormAddNorm,
+    NormAddNormRoutePath,
     RopeTable,
     Routed,
     RoutePath,
     Router,
-    Sandwich,
-    SandwichRoutePath,
     SmallOps,
     SmallSpec,
 )
@@ -62,21 +62,21 @@ def likeliest(block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None
     out.copy_(rows if target_ids is None else target_ids[rows])
 
 
-def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich) -> tuple[Tensor, Tensor]:
+def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm) -> tuple[Tensor, Tensor]:
     """``x``, or ``x`` joined with ``other``, is normed and added to the residual; the sum is normed for each reader."""
-    added = rms_norm(x, sandwich.before, sandwich.epsilon)
+    added = rms_norm(x, around.before, around.epsilon)
     if other is not None:
-        joined = added + rms_norm(other, sandwich.before_other, sandwich.epsilon)
-        added = rms_norm(joined, sandwich.joined, sandwich.epsilon)
-    total = (residual + added) * sandwich.scale
-    return torch.stack([rms_norm(total, weight, sandwich.epsilon) for weight in sandwich.after]), total
+        joined = added + rms_norm(other, around.before_other, around.epsilon)
+        added = rms_norm(joined, around.joined, around.epsilon)
+    total = (residual + added) * around.scale
+    return torch.stack([rms_norm(total, weight, around.epsilon) for weight in around.after]), total
 
 
 def norm_add_norm_route(
-    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int
 ) -> tuple[Tensor, Tensor, Routing]:
     """Norm, sum, norms, and of the last norm router and top-k; logits stay in float32."""
-    normed, total = norm_add_norm(x, None, residual, sandwich)
+    normed, total = norm_add_norm(x, None, residual, around)
     bias = None if router.bias is None else router.bias.float()
     logits = torch.nn.functional.linear(normed[-1].float(), router.weight.float(), bias)
     return normed[:-1], total, route(logits, top_k, router.expert_scale)
@@ -157,8 +157,10 @@ def _route(
     return add_norm_route(x, residual, weight, epsilon, router, top_k)
 
 
-def _sandwich_route(x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool) -> Routed:
-    return norm_add_norm_route(x, residual, sandwich, router, top_k)
+def _norm_add_norm_route(
+    x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int, pdl: bool
+) -> Routed:
+    return norm_add_norm_route(x, residual, around, router, top_k)
 
 
 class ReferenceSmall(SmallOps):
@@ -167,7 +169,7 @@ class ReferenceSmall(SmallOps):
     name = "reference"
     uncapturable = None
     route_paths = (RoutePath("op by op", "it is the only one", always, _route),)
-    sandwich_route_paths = (SandwichRoutePath("op by op", "it is the only one", always, _sandwich_route),)
+    norm_add_norm_route_paths = (NormAddNormRoutePath("op by op", "it is the only one", always, _norm_add_norm_route),)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)
@@ -183,9 +185,9 @@ class ReferenceSmall(SmallOps):
         return add_rms_norm_mxfp8(x, residual, weight, epsilon)
 
     def norm_add_norm(
-        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+        self, x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm
     ) -> tuple[Tensor, Tensor]:
-        return norm_add_norm(x, other, residual, sandwich)
+        return norm_add_norm(x, other, residual, around)
 
     def rope_and_write_kv(
         self,

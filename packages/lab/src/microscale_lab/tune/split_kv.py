@@ -25,7 +25,7 @@ from microscale.hardware.tiles.attention import (
     candidates_per_sm,
     split_kv,
 )
-from microscale.hardware.tiles.tuned import Row, Section, trial
+from microscale.hardware.tiles.tuned import Section, TunedTile, trial
 from microscale.kernels.attention.paths import most_splits, tile_of
 from microscale_lab.kernel_bench.attention import Case, Layer
 from microscale_lab.tune.attention import DECODE_CONTEXT, DECODE_SEQUENCES, LAYER_OF, FromHeads, fused, plain
@@ -85,7 +85,7 @@ class SplitJob:
     def quick(self) -> SplitJob:
         return replace(self, few=True)
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]:
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]:
         found, first = self._best(bench, "splits_per_sm", self._start, self._long(bench.device))
         found, second = self._best(bench, "least_keys", found, self._short(bench.device))
         inside = find_border(self._merges(found), bench)

@@ -18,12 +18,12 @@ KeyT = TypeVar("KeyT")
 FoundT = TypeVar("FoundT")
 PathT = TypeVar("PathT", bound=Path[Any])
 
-MAX_PICKED = 1024
+MAX_REMEMBERED = 1024
 """Kinds of batches that a layer kind remembers what was picked for: decoding has few, prompts may have any."""
 
 
 @dataclass(frozen=True)
-class Choice(Generic[OpT, SpecT]):
+class LayerChoice(Generic[OpT, SpecT]):
     """The specs and implementations of one layer kind, by bucket."""
 
     specs: tuple[SpecT, ...]
@@ -50,7 +50,7 @@ class Choice(Generic[OpT, SpecT]):
         return (entry, spec, found.path) if found.path is not None else f"{entry.name} {found.refusal}"
 
 
-class Picks(dict[KeyT, FoundT]):
+class PathCache(dict[KeyT, FoundT]):
     """What was found for each kind of batch. A look-up is a dictionary's own."""
 
     def __init__(self, find: Callable[[KeyT], FoundT]) -> None:
@@ -58,7 +58,7 @@ class Picks(dict[KeyT, FoundT]):
         self._find = find
 
     def __missing__(self, key: KeyT) -> FoundT:
-        if len(self) >= MAX_PICKED:
+        if len(self) >= MAX_REMEMBERED:
             self.clear()
         found = self[key] = self._find(key)
         return found
