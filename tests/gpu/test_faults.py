@@ -23,7 +23,7 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
-from microscale.planning.calls import run_attention
+from microscale_lab.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import Problem

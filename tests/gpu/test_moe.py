@@ -28,8 +28,8 @@ from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
-from microscale.planning.calls import run_moe
 from microscale.planning.paths import pick
+from microscale_lab.calls import run_moe
 from microscale_lab.cases.errors import assert_close, check_rounded
 from microscale_lab.cases.experts import GELU, SILU, Problem, e4m3_by_token
 from microscale_lab.cases.experts import LAYERS as CASES

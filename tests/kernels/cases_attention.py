@@ -31,8 +31,8 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.planning.calls import run_attention, run_fused
 from microscale.planning.paths import PathList, ask, path_of
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases import fused_attention as fused_cases
 from microscale_lab.cases.attention import (
     DRAFTED,

@@ -26,7 +26,7 @@ from microscale.kernels.sampling.spec import (
     SampleStatus,
     SamplingBatch,
 )
-from microscale.planning.calls import run_sampling, run_score
+from microscale_lab.calls import run_sampling, run_score
 from microscale_lab.cases import sampling as cases
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of

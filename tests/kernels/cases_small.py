@@ -18,7 +18,7 @@ from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallSpec
 from microscale.planning.bound import Small
-from microscale.planning.calls import bind_small
+from microscale_lab.calls import bind_small
 from microscale_lab.cases import small as cases
 from microscale_lab.cases.errors import Errors, assert_close, step
 from microscale_lab.cases.small import HEADS

@@ -30,12 +30,12 @@ from microscale.models.outline import outline
 from microscale.models.recorded import Step
 from microscale.planning import registry
 from microscale.planning.bound import Small
-from microscale.planning.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Embedding, Ops, Preference
 from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.planning.precision import PRECISIONS
+from microscale_lab.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable

@@ -15,8 +15,8 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import MatrixUnit
-from microscale.planning.calls import run_moe
 from microscale.planning.shards import shape_only
+from microscale_lab.calls import run_moe
 from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
 from microscale_lab.cases.experts import Layer as Case
 from support.interpreter import first_and_all, run_cases

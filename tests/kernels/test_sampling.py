@@ -22,7 +22,7 @@ from microscale.kernels.sampling.reference import (
     score,
 )
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SampleStatus, SamplingBatch, SamplingSpec
-from microscale.planning.calls import run_sampling
+from microscale_lab.calls import run_sampling
 from support.interpreter import run_cases, thirds_and_all
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])

@@ -22,7 +22,6 @@ from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 from microscale.models.recorded import samplings
 from microscale.planning import paths, registry
-from microscale.planning.calls import run_sampling
 from microscale.planning.decision import Rejected
 from microscale.planning.ops import (
     Activations,
@@ -45,6 +44,7 @@ from microscale.planning.ops import (
 from microscale.planning.paths import PathList, ask, path_for, pick, spans
 from microscale.planning.plan import Setup, make_plan
 from microscale.planning.precision import PRECISIONS
+from microscale_lab.calls import run_sampling
 from microscale_lab.predict.measured_as import path_name
 
 H200 = known("h200")
@@ -240,7 +240,7 @@ def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:
     ids = torch.zeros(3, 2, dtype=torch.int32)
     with pytest.raises(Unsupported, match="up to 2 tokens with an MLP, not 3; check why_not_mlp first"):
         layer.with_mlp(torch.zeros(2, 3, 256), Routing(ids, ids.float()))
-    with pytest.raises(Unsupported, match="An MLP beside experts of 256 columns cannot be"):
+    with pytest.raises(Unsupported, match="An MLP next to experts of 256 columns cannot be"):
         layer.bind_mlp(*reversed(mlp("", "mxfp8")))
     layer.bind_mlp(*mlp(".wide", "bf16"))
     assert layer.why_not_mlp(1) == "triton_w8a16 takes an mxfp8 MLP without biases, not bf16, held unpacked"

@@ -20,7 +20,7 @@ from microscale.engine.limits import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
 from microscale.planning import registry
 from microscale.planning.decision import Plan
-from microscale.planning.drafted import decoding, verified
+from microscale.planning.estimate import decoding, verified
 from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, T, TimeOf, Use
 

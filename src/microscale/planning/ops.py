@@ -53,14 +53,53 @@ from microscale.planning.plan import BUCKETS, Setup, Use, decide_use, uncapturab
 from microscale.planning.precision import EXACT, Precision
 from microscale.planning.quantise import Weight, convert, format_name
 from microscale.planning.ranks import ALONE, RankSums
-from microscale.planning.side_stream import SideStream
-from microscale.planning.specs import dense_spec, moe_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Computed = TypeVar("Computed")
+
+
+def dense_spec(
+    weights: DenseWeights, activations: Activations, softcap: float | None = None, behind_sum: bool = False
+) -> DenseSpec:
+    """The spec of one token, with the weights as they are in the checkpoint."""
+    rows, columns = weights.weight.shape
+    bias = weights.bias is not None
+    return DenseSpec(rows, columns, weights.format, activations, bias, 1, softcap, behind_sum)
+
+
+def moe_spec(gate_up: Weight, activations: Activations, top_k: int, gate: Gate, *, bias: bool) -> MoeSpec:
+    """The same of experts: ``gate_up [experts, twice the width after the gate, hidden]``."""
+    experts, rows, hidden = gate_up.shape
+    return MoeSpec(experts, top_k, hidden, rows // 2, format_name(gate_up), activations, gate, bias, tokens=1)
+
+
+class SideStream:
+    """Runs two independent pieces of work at once: on a GPU two streams, in a CUDA graph two branches that join."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor], *, at_once: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Both results, which later work on the current stream may read.
+
+        Memory is safe. The caller holds what ``first`` reads until the streams have joined. Its result belongs to the
+        side stream, whose next turn begins only after everything that the current stream was given by then, readers of
+        this result included.
+        """
+        if self._side is None or not at_once:
+            return first(), second()
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            one = first()
+        other = second()
+        main.wait_stream(self._side)
+        return one, other
 
 
 class Ops:

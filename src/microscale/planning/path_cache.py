@@ -1,4 +1,4 @@
-"""What a layer kind runs, remembered: the oracle is asked once for each kind of batch, not in every step."""
+"""Which path runs a batch of a layer kind: the oracle is asked once per kind of batch, not in every step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
 from microscale.planning.paths import path_for, pick
@@ -15,11 +16,11 @@ from microscale.planning.plan import BUCKETS
 OpT = TypeVar("OpT", bound=Implementation[Any])
 SpecT = TypeVar("SpecT")
 KeyT = TypeVar("KeyT")
-FoundT = TypeVar("FoundT")
+ValueT = TypeVar("ValueT")
 PathT = TypeVar("PathT", bound=Path[Any])
 
 MAX_REMEMBERED = 1024
-"""Kinds of batches that a layer kind remembers what was picked for: decoding has few, prompts may have any."""
+"""Kinds of batches that a cache holds. Decoding has few; prompts may have any length."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +32,49 @@ class LayerChoice(Generic[OpT, SpecT]):
     gpu: Gpu
 
     def at(self, tokens: int, **changes: Any) -> tuple[OpT, SpecT]:
-        """The implementation for so many tokens, and the spec that it is given."""
+        """The implementation for this many tokens, and the spec that it gets."""
         bucket = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
         spec: Any = self.specs[bucket]
         return self.implementations[bucket], replace(spec, tokens=tokens, **changes)
 
-    def picked(self, paths: Callable[[OpT], Sequence[PathT]], tokens: int, **changes: Any) -> tuple[OpT, SpecT, PathT]:
-        """And the path."""
+    def path(self, paths: Callable[[OpT], Sequence[PathT]], tokens: int, **changes: Any) -> tuple[OpT, SpecT, PathT]:
+        """The same, with the path."""
         entry, spec = self.at(tokens, **changes)
         return entry, spec, path_for(paths(entry), spec, self.gpu)
 
-    def fused(
+    def fused_path(
         self, paths: Callable[[OpT], Sequence[PathT]], tokens: int, **changes: Any
     ) -> tuple[OpT, SpecT, PathT] | Reason:
-        """The same for a fused form, which there need not be: then why not."""
+        """The path of a fused form, or why there is none."""
         entry, spec = self.at(tokens, **changes)
-        found = pick(paths(entry), spec, self.gpu)
-        return (entry, spec, found.path) if found.path is not None else f"{entry.name} {found.refusal}"
+        picked = pick(paths(entry), spec, self.gpu)
+        return (entry, spec, picked.path) if picked.path is not None else f"{entry.name} {picked.refusal}"
 
 
-class PathCache(dict[KeyT, FoundT]):
+class PathCache(dict[KeyT, ValueT]):
     """What was found for each kind of batch. A look-up is a dictionary's own."""
 
-    def __init__(self, find: Callable[[KeyT], FoundT]) -> None:
+    def __init__(self, find: Callable[[KeyT], ValueT]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, key: KeyT) -> FoundT:
+    def __missing__(self, key: KeyT) -> ValueT:
         if len(self) >= MAX_REMEMBERED:
             self.clear()
-        found = self[key] = self._find(key)
-        return found
+        value = self[key] = self._find(key)
+        return value
+
+
+class FusedPathCache(PathCache[KeyT, ValueT | Reason]):
+    """The same for a fused form, which not every batch has."""
+
+    def why_not(self, key: KeyT) -> Reason | None:
+        value = self[key]
+        return value if isinstance(value, str) else None
+
+    def need(self, key: KeyT, check: str) -> ValueT:
+        """The path. ``check`` is the method that a caller asks first."""
+        value = self[key]
+        if isinstance(value, str):
+            raise Unsupported(f"The fused form does not run this batch: {value}; check {check} first.")
+        return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from microscale.errors import Unsupported
 from microscale.kernels.attention.op import AttentionOp
@@ -70,31 +70,22 @@ def find(op: str, name: str) -> Implementation[Any]:
     raise Unsupported(f"{op} has no implementation {name!r}; it has {', '.join(e.name for e in of_op(op))}.")
 
 
+# The table has each under its op.
 def moe(name: str) -> MoeOp[Any]:
-    found = find("moe", name)
-    assert isinstance(found, MoeOp)  # the table has it under this op, and so below
-    return found
+    return cast("MoeOp[Any]", find("moe", name))
 
 
 def dense(name: str) -> DenseOp[Any]:
-    found = find("dense", name)
-    assert isinstance(found, DenseOp)
-    return found
+    return cast("DenseOp[Any]", find("dense", name))
 
 
 def attention(name: str) -> AttentionOp:
-    found = find("attention", name)
-    assert isinstance(found, AttentionOp)
-    return found
+    return cast("AttentionOp", find("attention", name))
 
 
 def small(name: str) -> SmallOps:
-    found = find("small", name)
-    assert isinstance(found, SmallOps)
-    return found
+    return cast("SmallOps", find("small", name))
 
 
 def sampling(name: str) -> SamplingOp:
-    found = find("sampling", name)
-    assert isinstance(found, SamplingOp)
-    return found
+    return cast("SamplingOp", find("sampling", name))

@@ -16,7 +16,7 @@ from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
-from microscale.planning.calls import run_attention
+from microscale_lab.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from ptxproof.errors import InterpretError
 from support.interpreted import Edit, interpreted

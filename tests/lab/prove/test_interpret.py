@@ -26,7 +26,7 @@ from microscale.kernels.moe.spec import MoeSpec, Routing
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.errors import assert_close, check_rounded, errors, rms_step, step
 from microscale_lab.cases.experts import GELU, Problem
 from microscale_lab.cases.experts import Layer as Case

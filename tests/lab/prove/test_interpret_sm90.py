@@ -18,7 +18,7 @@ from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.attention import Shape
 from microscale_lab.cases.errors import assert_close, check_rounded, rms_step, step
 from microscale_lab.cases.experts import Layer as Case

@@ -26,10 +26,10 @@ from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
+from microscale.kernels.numbers import MAX_TOP_LOGPROBS
 from microscale.kernels.op import Cost, Reason
 from microscale.kernels.sampling import draw_jit, search_jit
 from microscale.kernels.sampling.cost import logit_bytes
-from microscale.kernels.sampling.limits import MAX_TOP_LOGPROBS
 from microscale.kernels.sampling.paths import NO_SCAN, Stages, every
 from microscale.kernels.sampling.spec import (
     Sampled,

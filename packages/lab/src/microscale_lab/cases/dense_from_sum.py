@@ -24,8 +24,8 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
-from microscale.planning.calls import run_dense, run_from_sum
 from microscale.planning.paths import PathList, ask
+from microscale_lab.calls import run_dense, run_from_sum
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal

@@ -29,7 +29,7 @@ from microscale.kernels.sampling.spec import (
     SamplingSpec,
 )
 from microscale.planning import registry
-from microscale.planning.calls import run_sampling, run_score
+from microscale_lab.calls import run_sampling, run_score
 from microscale_lab.cases.case import Case, Compared, Finish, compare, same
 from microscale_lab.cases.errors import Errors, step
 

@@ -17,8 +17,8 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, RouterShape, SmallOps, SmallSpec
 from microscale.planning import registry
-from microscale.planning.calls import bind_small
 from microscale.planning.paths import PathList, ask, path_of
+from microscale_lab.calls import bind_small
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache

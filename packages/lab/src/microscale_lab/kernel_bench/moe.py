@@ -24,7 +24,7 @@ from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.moe.w8a16 import TritonW8A16
-from microscale.planning.calls import run_moe
+from microscale_lab.calls import run_moe
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings

@@ -23,7 +23,7 @@ from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.models.config import LayerKind
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.kernel_bench.attention import (
     RMS_TOLERANCE,
     SINKS_FULL,

@@ -29,7 +29,7 @@ from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.reference import moe as moe_reference
 from microscale.kernels.moe.spec import Activations, Gate, Mlp, MoeWeights, Routing
 from microscale.kernels.small.fused import TritonSmall
-from microscale.planning.side_stream import SideStream
+from microscale.planning.ops import SideStream
 from microscale_lab.kernel_bench import dense as bench_dense
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
