@@ -16,7 +16,7 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Feature, detect, known
 from microscale.hardware.tiles.experts import with_mlp_slices
-from microscale.hardware.tiles.gemm import GemmPath, GemmTile, candidates
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
@@ -35,6 +35,7 @@ from microscale_lab.cases.experts import GELU, SILU, Problem, e4m3_by_token
 from microscale_lab.cases.experts import LAYERS as CASES
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.moe import fp8_bound, gate_e4m3
+from microscale_lab.tune.candidates import of_gemm
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
@@ -120,7 +121,7 @@ TILES = {
     f"{path} {tile.block_n} x {tile.block_m} x {tile.stages}": (path, tile)
     for path in GemmPath
     if path.wgmma
-    for tile in candidates(path, known("h200"))
+    for tile in of_gemm(path, known("h200"))
     if tile.stages in (4, 5, 8)
 }
 RESIDENT = {name: (path, tile) for name, (path, tile) in TILES.items() if tile.resident(path)}

@@ -16,6 +16,7 @@ from microscale.hardware.tiles.gemm import GemmTile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
+from microscale_lab.cases import routing_twins
 from microscale_lab.cases.errors import check_rounded
 from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
 from microscale_lab.cases.experts import LAYERS as CASES
@@ -112,10 +113,10 @@ def test_a_graph_follows_its_inputs() -> None:
 def test_routing_of_many_tokens(tokens: int, num_experts: int, top_k: int) -> None:
     logits = torch.randn(tokens, num_experts, device="cuda").bfloat16()  # bf16 logits tie often
     chosen = routing.route(logits, top_k)
-    want = routing.reference_route(logits, top_k, routing.RouterKind.TOPK_SOFTMAX)
+    want = routing_twins.reference_route(logits, top_k, routing_twins.RouterKind.TOPK_SOFTMAX)
     assert torch.equal(chosen.expert_ids, want.expert_ids)
     torch.testing.assert_close(chosen.weights, want.weights, rtol=1e-5, atol=0)
-    twin = routing.reference_dispatch(chosen.expert_ids, num_experts, 64)
+    twin = routing_twins.reference_dispatch(chosen.expert_ids, num_experts, 64)
     found = routing.dispatch(chosen.expert_ids, num_experts, 64)
     assert torch.equal(found.offsets, twin.offsets)
     assert torch.equal(found.order, twin.order)

@@ -14,8 +14,9 @@ from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.families import SM90, SM120
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.experts import ExpertGemm, ExpertShape
-from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, GemmTile, candidates, choose, possible
+from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, GemmTile, choose, possible
 from microscale.hardware.tiles.thresholds import crowd
+from microscale_lab.tune import candidates
 from support.tile_choices import GOLDEN, table, unmeasured
 
 CARDS = [*KNOWN.values()]
@@ -98,7 +99,7 @@ ON_CARDS = [
 def test_all_that_may_be_chosen_fits(gpu: Any, path: GemmPath) -> None:
     allowed = set(possible(path, gpu))
     assert allowed
-    for tile in allowed | set(candidates(path, gpu)):
+    for tile in allowed | set(candidates.of_gemm(path, gpu)):
         assert tile.misfit(path, gpu.family) is None
         assert tile.shared_bytes(path, gpu.family) <= gpu.shared_per_block
         assert tile.accumulators() * tile.warps * 32 < gpu.registers_per_sm
@@ -167,7 +168,7 @@ def test_resident_groups_share_out_the_registers_that_there_are(groups: int) -> 
 def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
     h200 = known("h200")
     path = GemmPath.W8A16_WGMMA
-    assert all(tile.resident(path) for tile in (*candidates(path, h200), *possible(path, h200)))
+    assert all(tile.resident(path) for tile in (*candidates.of_gemm(path, h200), *possible(path, h200)))
     reason = GemmTile(64, 128, 64, 4, 6).misfit(path, h200.family)
     assert reason == "has 64 columns and 4 warps, with which w8a16_wgmma does not run"
     with pytest.raises(
@@ -204,7 +205,7 @@ def test_which_drafts_have_a_tile(head_dim: int, kv: attention.Kv, early: int, r
 @pytest.mark.parametrize("gpu", CARDS, ids=list(KNOWN))
 def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
     for case in attention.cases():
-        tiles = attention.candidates(case, gpu)
+        tiles = candidates.of_attention(case, gpu)
         assert len(tiles) == len(set(tiles)) > 3
         assert {attention.choose(case, gpu), attention.by_rule(case, gpu.family)} <= set(tiles)
         assert all(attention.SECTION.misfit(case, tile, gpu.family) is None for tile in tiles)
@@ -212,7 +213,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
         for columns in dense.columns_of(fmt):
             for size in dense.Size:
                 key = dense.DenseCase(fmt, columns, size)
-                options = list(dense.candidates(key, gpu))
+                options = list(candidates.of_dense(key, gpu))
                 assert len(options) == len(set(options)) > 3
                 assert {dense.tile_of(key, gpu), dense.by_rule(key, gpu.family)} <= set(options)
                 assert all(dense.SECTION.misfit(key, tile, gpu.family) is None for tile in options)
@@ -224,7 +225,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
             **{gemm: experts.for_list(gemm, shape, 8, 4, gpu) for gemm in experts.LISTS},
         }
         for which, tile in in_use.items():
-            found = experts.candidates(which, shape, gpu, tile)
+            found = candidates.of_experts(which, shape, gpu, tile)
             assert len(found) == len(set(found)) > 3
             assert tile in found
             misfits = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels import cases_attention, cases_dense
 from microscale.hardware import known
-from microscale.hardware.tiles.gemm import GemmPath, candidates, possible
+from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
@@ -24,6 +24,7 @@ from microscale_lab.cases.errors import assert_close, check_rounded, rms_step, s
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import Problem
 from microscale_lab.cases.fused_attention import PLAIN_HEADS, fused_bound, make_heads
+from microscale_lab.tune.candidates import of_gemm
 from ptxproof import Kernel
 from ptxproof.errors import InterpretError, Race
 from support.interpreted import Edit, interpreted
@@ -41,7 +42,7 @@ def problem(fmt: str = "mxfp4") -> Problem:
 
 def run_experts(path: GemmPath, groups: int, edit: Edit | None = None) -> Tensor:
     given, resident = problem(f"mxfp{path.weight_bits}"), groups > 1
-    tile = next(tile for tile in candidates(path, GPU) if tile.groups == groups)
+    tile = next(tile for tile in of_gemm(path, GPU) if tile.groups == groups)
     with interpreted(GPU.sm, edit) as ran:
         fp8 = path is GemmPath.W4A8_WGMMA
         y = grouped_wgmma.run(given.packed, given.layer.gate, given.x, given.routing, GPU, tile, fp8=fp8)

@@ -256,28 +256,6 @@ def _operands_in_shared_memory(family: Family) -> bool:
     return not family.features.isdisjoint({Feature.WGMMA, Feature.TCGEN05})
 
 
-def candidates(case: AttentionCase, gpu: Gpu) -> list[AttentionTile]:
-    """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
-    found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
-    if case.work.decodes:
-        rows = case.work.rows
-        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
-    else:
-        blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
-        shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]
-    for m, n, warps, stages in shapes:
-        # What a thread holds in float32 at least: its part of the sums and of the scores.
-        held = (m * case.head_dim + m * n) // (32 * warps)
-        for registers in (128, 168, 255):
-            tile = AttentionTile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
-            early = [replace(tile, prefetch=0, early=2)] if case.work.fused else []
-            if case.work is AttentionWork.FUSED_VERIFY:
-                early.append(replace(tile, early=2))
-            fits = (each for each in (tile, *early) if _misfit(case, each, gpu.family) is None)
-            found |= dict.fromkeys(fits if held < registers else ())
-    return list(found)
-
-
 WIDEN_BYTES = 512 << 20
 """Most bytes of a prompt's keys and values in bf16 where the cache is in FP8 (``kernels/attention/widen.py``): those of
 one sequence of 131072 positions in the full layers of gpt-oss (twice over) and of Gemma 4."""
@@ -339,21 +317,6 @@ def split_kv(head_dim: int, gpu: Gpu, kv: Kv = Kv.BF16) -> SplitKv:
 
 EVERY = 1 << 16
 """More splits of a sequence, and more sequences, than any batch has."""
-
-
-def candidates_per_sm(start: SplitKv) -> list[SplitKv]:
-    """What ``tune`` measures for the splits of an SM."""
-    return [replace(start, splits_per_sm=number) for number in (1, 2, 3, 4, 5, 6, 8)]
-
-
-def candidates_least_keys(start: SplitKv) -> list[SplitKv]:
-    """What ``tune`` measures for the keys of a split, added up in either way, where decode is fused or not."""
-    fused = replace(start, fused_sequences=EVERY)
-    return [
-        replace(fused, least_keys=keys, merged_inside=inside)
-        for keys in (32, 64, 128, 256, 512)
-        for inside in (0, EVERY)
-    ]
 
 
 def wanted_splits(kv_heads: int, per_sm: int, gpu: Gpu) -> int:

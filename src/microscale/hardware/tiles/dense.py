@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -162,22 +161,3 @@ def by_rule(case: DenseCase, family: Family) -> DenseTile:
 def possible(weight_format: str, columns: int, gpu: Gpu) -> set[DenseTile]:
     """What ``choose`` may return on this card for so many tokens of a program."""
     return {tile_of(DenseCase(DenseFormat(weight_format), columns, size), gpu) for size in Size}
-
-
-def candidates(case: DenseCase, gpu: Gpu) -> Iterator[DenseTile]:
-    """What ``tune`` measures."""
-    many = case.size is Size.MANY
-    blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
-    if case.columns == 32 and not many:
-        blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4), (4, 2, 2)]
-    words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
-    tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
-    seen = {tile_of(case, gpu): None, by_rule(case, gpu.family): None}
-    for row_tiles, warps_n, slices in blocks:
-        for registers in (128, 168, 255):
-            for ahead in (1, 2, 3, 4):
-                # One to two batches of weights, and the sums of a row tile.
-                held = row_tiles // warps_n * (2 * ahead * words + case.columns // 2)
-                if held + tokens <= registers:
-                    seen[DenseTile(case.columns, row_tiles, warps_n, slices, ahead, registers)] = None
-    yield from seen

@@ -186,37 +186,6 @@ def max_registers(tile: ExpertTile, warps: int, gpu: Gpu) -> int | None:
     return min(MAX_REGISTERS, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
 
 
-def candidates(gemm: ExpertGemm, shape: ExpertShape, gpu: Gpu, in_use: ExpertTile) -> list[ExpertTile]:
-    """What ``tune`` measures: the tile in use and all that have the registers for what they keep in flight."""
-    direct = gemm not in LISTS
-    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 8, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
-    limits = (None, 80, 128, 168, 255) if direct else (None, 80, 96, 128, 168)
-    found = {in_use: None}
-    for row_tiles, warps_n, slices in blocks:
-        for registers in limits:
-            for ahead in (1, 2, 3, 4, 5, 6, 8, 9):
-                # One to two batches of a warp: of a row tile and a K tile a thread has 4 words of MXFP4, 8 of MXFP8,
-                # and a scale.
-                held = 2 * ahead * (shape.bits + 1) * row_tiles // warps_n
-                if held + 40 <= (registers or MAX_REGISTERS) and ahead <= -(-shape.k_tiles // slices):
-                    found[ExpertTile(row_tiles, warps_n, slices, ahead, registers)] = None
-    return list(found)
-
-
-def candidates_with_mlp(case: ExpertCase, k_tiles: int, gpu: Gpu) -> list[ExpertTile]:
-    """The same for a GEMM with an MLP in its launch, the tile in use first if there is one. Its programs have one row
-    tile; those of ``DOWN_WITH_MLP`` have a warp for each expert and no slices. Registers always have a limit: they
-    decide what is one wave."""
-    row = measured(SECTION, gpu.family).get(case)
-    found = {} if row is None else {row.tile: None}
-    for slices in (1, 2) if case.gemm is ExpertGemm.GATE_UP_WITH_MLP else (1,):
-        for registers in (128, 80, 96, 168, 255):
-            for ahead in (2, 1, 3, 4, 5, 6):
-                if 2 * ahead * (case.bits + 1) + 40 <= registers and ahead <= -(-k_tiles // slices):
-                    found[ExpertTile(1, 1, slices, ahead, registers)] = None
-    return list(found)
-
-
 def _within(tile: ExpertTile, shape: ExpertShape) -> ExpertTile:
     """With no more tiles ahead than a slice has."""
     most = -(-shape.k_tiles // tile.slices)

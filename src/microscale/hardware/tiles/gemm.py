@@ -238,24 +238,3 @@ def possible(path: GemmPath, gpu: Gpu) -> Iterator[GemmTile]:
     if not rows or rows[-1].key.up_to < BUSY_PAIRS:
         seen |= dict.fromkeys(rule_tile(path, gpu, block_m) for block_m in _rule_sizes(path, gpu.family))
     yield from seen
-
-
-def candidates(path: GemmPath, gpu: Gpu) -> Iterator[GemmTile]:
-    """What ``tune`` measures: every combination that fits.
-
-    On wgmma 128 rows only, and 4 warps unless resident: 64 and 256 rows and 8 warps were slower at every size (H200,
-    gpt-oss-120b).
-    """
-    if path.wgmma:
-        shapes = [(m, 128, 4) for m in path.passing_block_ms]
-        shapes += [(m, 64 * groups, 4 * groups) for groups, sizes in RESIDENT_BLOCK_MS.items() for m in sizes]
-        tiles = (GemmTile(m, rows, path.block_k, warps, n) for m, rows, warps in shapes for n in reversed(WGMMA_STAGES))
-        yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
-        return
-    for block_m in BLOCK_MS:
-        for block_n in (64, 128):
-            for warps in (4, 8):
-                for stages in range(2, MAX_STAGES + 1):
-                    tile = GemmTile(block_m, block_n, path.block_k, warps, stages)
-                    if tile.misfit(path, gpu.family) is None and tile.accumulators() >= 4:
-                        yield tile

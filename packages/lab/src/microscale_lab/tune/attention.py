@@ -36,6 +36,7 @@ from microscale_lab.kernel_bench.attention import (
     make_kv,
     rms_error,
 )
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def job_of(key: tiles.AttentionCase, gpu: Gpu) -> Job:
     case = case_of(key)
     prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
     from_heads = " from the projection" if key.work.fused else ""
-    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
+    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", candidates.of_attention(key, gpu), prepare)
 
 
 def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:

@@ -17,6 +17,7 @@ from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row
 from microscale.kernels.dense.reference import dense as reference
 from microscale.kernels.dense.spec import DenseWeights
 from microscale_lab.kernel_bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, Shape, random_weights
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 COLUMNS = 2880
@@ -47,7 +48,7 @@ def rows_of(size: Size, gpu: Gpu) -> int:
 def job_of(case: DenseCase, gpu: Gpu) -> Job:
     rows, tokens = rows_of(case.size, gpu), 1 if case.columns == dense.COLUMNS[0] else case.columns
     about = f"{case.format}, {rows} x {COLUMNS}, {tokens} tokens"
-    return Job(dense.SECTION, case, about, list(dense.candidates(case, gpu)), _prepared(case, rows, tokens, gpu))
+    return Job(dense.SECTION, case, about, list(candidates.of_dense(case, gpu)), _prepared(case, rows, tokens, gpu))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def job_of(work: Work, gpu: Gpu) -> Job:
         in_use = (experts.for_own_list if work.is_own_list else experts.for_list)(work.gemm, *sizes)
     else:
         in_use = experts.direct_down(*sizes) if of_down else experts.direct_gate_up(*sizes)
-    tiles = experts.candidates(work.gemm, shape, gpu, in_use)
+    tiles = candidates.of_experts(work.gemm, shape, gpu, in_use)
     return Job(experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu))
 
 

@@ -18,6 +18,7 @@ from microscale.hardware.tiles.tuned import TunedTile
 from microscale.kernels.moe import grouped, grouped_wgmma, reference
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
 
 def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: Shape) -> Iterator[Job]:
     packing = packing_of(path, shape)
-    tiles = list(gemm.candidates(path, gpu))
+    tiles = list(candidates.of_gemm(path, gpu))
     for index, share in enumerate(shares):
         last = index + 1 == len(shares)
         up_to = BUSY_PAIRS if last else round((share * shares[index + 1]) ** 0.5)

@@ -33,6 +33,7 @@ from microscale.planning.ops import SideStream
 from microscale_lab.kernel_bench import dense as bench_dense
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
+from microscale_lab.tune import candidates
 from microscale_lab.tune.crossing import TIE
 from microscale_lab.tune.job import QUICK_TILES, Bench, Problem
 
@@ -188,5 +189,5 @@ class WithMlpJob:
         layer = moe.LAYERS[MODEL]
         key = self._down_key if gemm is ExpertGemm.DOWN_WITH_MLP else self._gate_up_key(TOKENS[0])
         k = layer.intermediate if gemm is ExpertGemm.DOWN_WITH_MLP else layer.hidden
-        found = experts.candidates_with_mlp(key, -(-k // TILE_K), self.gpu)
+        found = candidates.of_experts_with_mlp(key, -(-k // TILE_K), self.gpu)
         return found[:: max(1, len(found) // QUICK_TILES)][:QUICK_TILES] if self.few else found
