@@ -70,8 +70,8 @@ FEATURES_ASKED: dict[str, set[str]] = {
     "moe/grouped.py": {"MX_MMA", "TCGEN05", "WGMMA"},
     "moe/paths.py": {"MX_MMA", "TCGEN05", "WGMMA"},
     "moe/small_batch.py": {"PDL"},
-    "moe/w4a16.py": {"MMA_BF16"},
-    "moe/w4a8.py": {"WGMMA"},
+    "moe/bf16_activations.py": {"MMA_BF16"},
+    "moe/mxfp8_activations.py": {"WGMMA"},
     "sampling/blocked.py": {"MMA_BF16"},
     "small/fused.py": {"MMA_BF16", "PDL"},
 }

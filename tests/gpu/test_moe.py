@@ -20,12 +20,11 @@ from microscale.hardware.tiles.gemm import GemmPath, GemmTile
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
+from microscale.kernels.moe.mxfp8_activations import TritonW4A8
 from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing
-from microscale.kernels.moe.w4a8 import TritonW4A8
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
 from microscale.planning.paths import pick

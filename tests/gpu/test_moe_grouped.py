@@ -71,7 +71,7 @@ def test_every_tile(fmt: str, scaled: bool) -> None:
 @pytest.mark.parametrize("case", [REAL[0], REAL[2], REAL[4]], ids=lambda case: case.name)
 def test_code_for_mma_sync_on_this_card(case: Case, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's ``arch`` chooses the matrix instruction; the machine code is still for this card."""
-    options = grouped._options
+    options = grouped.gemm_options
     monkeypatch.setattr(grouped, "_options", lambda *args: options(*args) | {"arch": "sm80"})
     problem = Problem.of(case, fmt, "cuda")
     ampere = known("a100")

@@ -60,8 +60,8 @@ def test_wgmma_alone_means_no_measured_tile() -> None:
             assert find(shape, 1, top_k, other).registers is None
             assert find(shape, 1, top_k, h200).registers is not None
     for path in GemmPath:
-        assert not choose(path, other, 1024, 128, 2880).tuned
-    assert choose(GemmPath.W4A16_WGMMA, h200, 1024, 128, 2880).tuned
+        assert gemm.measured_tile(path, other, 1024, 128) is None
+    assert gemm.measured_tile(GemmPath.W4A16_WGMMA, h200, 1024, 128) is not None
     assert experts.with_mlp_slices(h200)
     assert not experts.with_mlp_slices(other)
     assert crowd(h200) is not None
@@ -104,17 +104,17 @@ def test_all_that_may_be_chosen_fits(gpu: Any, path: GemmPath) -> None:
         assert tile.shared_bytes(path, gpu.family) <= gpu.shared_per_block
         assert tile.accumulators() * tile.warps * 32 < gpu.registers_per_sm
     for pairs, num_experts, rows in SIZES:
-        assert choose(path, gpu, pairs, num_experts, rows).tile in allowed
+        assert choose(path, gpu, pairs, num_experts, rows) in allowed
 
 
 def test_two_programs_share_an_sm_where_they_can() -> None:
-    tile = choose(GemmPath.W4A8, known("gb10"), 4096, 128, 2880).tile
+    tile = choose(GemmPath.W4A8, known("gb10"), 4096, 128, 2880)
     assert 2 * (tile.shared_bytes(GemmPath.W4A8, SM120) + 1024) <= SM120.shared_per_sm
 
 
 @pytest.mark.parametrize("gpu, path", ON_CARDS)
 def test_tiles_grow_with_the_share_of_an_expert(gpu: Gpu, path: GemmPath) -> None:
-    sizes = [choose(path, gpu, pairs, 128, 2880).tile.block_m for pairs in (128, 4000, 8000, 40000, 1 << 20)]
+    sizes = [choose(path, gpu, pairs, 128, 2880).block_m for pairs in (128, 4000, 8000, 40000, 1 << 20)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
@@ -122,7 +122,7 @@ def test_tiles_grow_with_the_share_of_an_expert(gpu: Gpu, path: GemmPath) -> Non
 def test_few_programs_make_smaller_tiles() -> None:
     """One expert, 22 blocks of rows: with as many pairs as for many experts the card would be half empty."""
     gpu = unmeasured(known("a100"))
-    few, many = (choose(GemmPath.W4A16, gpu, 128 * count, count, 2880).tile for count in (1, 64))
+    few, many = (choose(GemmPath.W4A16, gpu, 128 * count, count, 2880) for count in (1, 64))
     assert few.block_m < many.block_m
 
 
@@ -176,7 +176,7 @@ def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
     ):
         choose(path, known("rtx5090"), 4096, 128, 2880)
     # Gemma 4's layer at 512, 2048 and 8192 tokens.
-    rows = [choose(path, h200, 8 * tokens, 128, 2816).tile.block_n for tokens in (512, 2048, 8192)]
+    rows = [choose(path, h200, 8 * tokens, 128, 2816).block_n for tokens in (512, 2048, 8192)]
     assert rows == [192, 192, 128]
 
 

@@ -49,14 +49,12 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 
 def test_measured_tiles_come_first(folder: Path) -> None:
     gpu = known("h200")
-    assert not choose(GemmPath.W8A16, gpu, 10 * 128, 128, 2880).tuned
+    assert gemm.measured_tile(GemmPath.W8A16, gpu, 10 * 128, 128) is None
     tuned.write(folder / "sm90.json", SM90, {gemm.SECTION: EXAMPLE})
     tuned.forget()
-    choice = choose(GemmPath.W8A16, gpu, 10 * 128, 128, 2880)
-    assert choice.tuned
-    assert choice.tile == GemmTile(16, 128, 64, 4, 4)
-    assert choose(GemmPath.W8A16, gpu, 100 * 128, 128, 2880).tile == GemmTile(64, 128, 64, 4, 3)
-    assert not choose(GemmPath.W4A16, gpu, 10 * 128, 128, 2880).tuned
+    assert choose(GemmPath.W8A16, gpu, 10 * 128, 128, 2880) == GemmTile(16, 128, 64, 4, 4)
+    assert choose(GemmPath.W8A16, gpu, 100 * 128, 128, 2880) == GemmTile(64, 128, 64, 4, 3)
+    assert gemm.measured_tile(GemmPath.W4A16, gpu, 10 * 128, 128) is None
     assert list(possible(GemmPath.W8A16, gpu)) == [row.tile for row in EXAMPLE]
 
 

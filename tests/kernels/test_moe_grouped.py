@@ -10,10 +10,9 @@ import torch
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import grouped, grouped_wgmma
+from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
-from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
-from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import MatrixUnit
 from microscale.planning.shards import shape_only
 from microscale_lab.calls import run_moe

@@ -269,19 +269,10 @@ def test_triton_refuses_with_a_reason() -> None:
 
 def test_costs() -> None:
     spec = SmallSpec(2880, 64, 8, 64, 128, 4, Activations.BF16, tokens=3)
-    assert cost.rms_norm(spec) == (3 + 3 + 1) * 2880 * 2
-    assert cost.rope(spec) == 2 * 3 * 72 * 64 * 2
-    assert cost.write_kv(spec) == 2 * (2 * 3 * 8 * 64 * 2)
-    assert cost.route(spec) == 3 * (128 + 8) * 4
     assert cost.rope_and_write_kv(spec) == 2 * 3 * 80 * 64 * 2
     assert cost.add_rms_norm(spec) == (4 * 3 + 1) * 2880 * 2
     assert cost.add_norm_route(spec) == cost.add_rms_norm(spec) + 128 * 2881 * 2 + 3 * 4 * 8
-    assert cost.norm_add_norm_route(spec) == cost.norm_add_norm(spec) + 129 * 2880 * 2 + 128 * 4 + 3 * 4 * 8
     assert cost.gated(spec, 2112) == 3 * 3 * 2112 * 2
-    assert cost.norm_pair(spec) == (3 * 4 + 2) * 2880 * 2 + 3 * 8
-    assert cost.likeliest(spec, 1000) == 3 * (1000 * 4 + 4 + 2 * 8)
-    assert cost.add_rms_norm_mxfp8(spec) == cost.add_rms_norm(spec) - 3 * (5760 - 2970)
-    assert cost.norm_add_norm(spec) == cost.add_rms_norm(spec) + 5760
     parts = (cost.add_rms_norm, cost.rope_and_write_kv, cost.add_norm_route)
     assert cost.per_layer(spec) == sum(part(spec) for part in parts)
     assert ReferenceSmall().supports(spec, hardware.cpu()) is None

@@ -48,9 +48,10 @@ def _gemms(gpu: Gpu) -> Iterator[tuple[str, str]]:
     paths = [path for path in GemmPath if path is not resident or gpu.has(Feature.WGMMA)]
     sizes = product(paths, (1, 32, 128), (704, 2880), (1, 65, 300, 2000, 16384, 40000))
     for path, num_experts, rows, pairs in sizes:
-        choice = gemm.choose(path, gpu, pairs, num_experts, rows)
-        numbers = [getattr(choice.tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]
-        yield f"grouped {path} {pairs} pairs {num_experts} experts {rows} rows", show(*numbers, choice.tuned)
+        tile = gemm.choose(path, gpu, pairs, num_experts, rows)
+        numbers = [getattr(tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]
+        tuned = gemm.measured_tile(path, gpu, pairs, num_experts) is not None
+        yield f"grouped {path} {pairs} pairs {num_experts} experts {rows} rows", show(*numbers, tuned)
     plain = [path for path in GemmPath if not path.wgmma]
     for path, tokens, rows, logits in product(plain, (17, 64, 200, 8192), (128, 2880, 201088), (False, True)):
         tile = gemm.dense_tile(path, gpu, tokens, rows, logits)

@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microscale.kernels import binding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Launch(NamedTuple):
@@ -136,6 +139,11 @@ def _start(
 def _in_order(options: Mapping[str, Any]) -> dict[str, Any]:
     """Triton finds a loaded kernel by the text of its options, so each launch must name them in the same order."""
     return dict(sorted(options.items()))
+
+
+def or_unread(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """The argument for a tensor that may be missing: ``other`` is a pointer that the kernel then does not follow."""
+    return other if tensor is None else tensor
 
 
 @contextmanager

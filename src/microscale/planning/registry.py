@@ -13,13 +13,11 @@ from microscale.kernels.dense.fragments import TritonFp8, TritonMxfp4, TritonMxf
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
 from microscale.kernels.moe.dequantized import DequantizedMoe
+from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.spec import MoeOp
-from microscale.kernels.moe.w4a8 import TritonW4A8
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a8 import TritonW8A8
-from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.op import Implementation
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.reference import ReferenceSampling

@@ -90,7 +90,7 @@ def test_four_tokens_in_one_launch() -> None:
 
 def test_dense_layer() -> None:
     given = cases_dense.make_problem("mxfp4", 20, 144, 352)
-    tile = next(iter(possible(gemm.path_of(4, False), GPU)))
+    tile = next(iter(possible(GemmPath.W4A16, GPU)))
     with interpreted(GPU.sm):
         y = gemm.run(pack(given.weights), GPU, given.x, given.residual, block_scaled=False, tile=tile)
     cases_dense.check_bf16(y, given.expected)

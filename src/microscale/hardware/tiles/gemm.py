@@ -168,24 +168,21 @@ class GemmCase:
 SECTION = Section(Kernels.GROUPED_GEMM, GemmCase, GemmTile, lambda key, tile, family: tile.misfit(key.path, family))
 
 
-@dataclass(frozen=True)
-class Choice:
-    tile: GemmTile
-    tuned: bool
-
-
-def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Choice:
-    """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
+def measured_tile(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int) -> GemmTile | None:
+    """The tile that was measured on the card's family for this many pairs an expert."""
     per_expert = -(-pairs // num_experts)
-    for key, row in measured(SECTION, gpu.family).items():
-        if key.path is path and per_expert <= key.up_to:
-            return Choice(row.tile, tuned=True)
-    return Choice(_by_rule(path, gpu, pairs, num_experts, rows), tuned=False)
+    rows = measured(SECTION, gpu.family).items()
+    return next((row.tile for key, row in rows if key.path is path and per_expert <= key.up_to), None)
+
+
+def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> GemmTile:
+    """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
+    return measured_tile(path, gpu, pairs, num_experts) or _by_rule(path, gpu, pairs, num_experts, rows)
 
 
 def dense_tile(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> GemmTile:
     """The tile of a dense GEMM: that of one expert, with fewer tokens where its epilogue would spill."""
-    tile = choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows).tile
+    tile = choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows)
     return replace(tile, block_m=tile.block_m // 2) if tile.accumulators() > MAX_DENSE_ACCUMULATORS else tile
 
 

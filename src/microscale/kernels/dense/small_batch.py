@@ -16,7 +16,7 @@ from microscale.kernels.dense import from_sum_jit, walk_jit
 from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, Logits, Summed
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason
@@ -119,7 +119,7 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile:
         return y
     tile = tile or choose(packed.format, packed.rows, tokens, gpu)
     arguments = (
-        *_inputs(packed, x), _or(residual, x), y,
+        *_inputs(packed, x), or_unread(residual, x), y,
         tokens, packed.rows, packed.k, x.stride(0), packed.rows if residual is None else residual.stride(0),
         int(packed.bias is not None), int(residual is not None),
     )  # fmt: skip
@@ -172,10 +172,5 @@ def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) 
 
 
 def _inputs(packed: PackedDense, x: Tensor) -> tuple[Tensor, ...]:
-    scales = (_or(packed.groups, x), _or(packed.channels, x), _or(packed.bias, x))
+    scales = (or_unread(packed.groups, x), or_unread(packed.channels, x), or_unread(packed.bias, x))
     return x, packed.weight.view(torch.int32), *scales  # bf16 weights are read as words of two
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor

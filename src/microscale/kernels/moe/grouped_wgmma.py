@@ -91,7 +91,7 @@ def run(
     if not tokens:
         return y
     path = gemm_path(packed.gate_up.format.bits, fp8)
-    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden)
     padded = packed.gate_up.k_tiles * TILE_K
     if short_list:
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)

@@ -145,7 +145,7 @@ def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
 @lru_cache(maxsize=256)
 def _resident_share(gpu: Gpu, num_experts: int, hidden: int, path: GemmPath) -> int | None:
     def resident(share: int) -> bool:
-        return choose(path, gpu, share * num_experts, num_experts, hidden).tile.resident(path)
+        return choose(path, gpu, share * num_experts, num_experts, hidden).resident(path)
 
     share = bisect_left(range(MAX_SHARE), True, lo=1, key=resident)
     return share if share < MAX_SHARE else None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.moe import routing_jit
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
@@ -150,7 +150,7 @@ class _RoutingSizes:
     ) -> None:
         ids, weights = routing.expert_ids, routing.weights
         arguments = (
-            _or(logits, ids), _or(expert_scale, weights), ids, weights, _or(block_counts, ids),
+            or_unread(logits, ids), or_unread(expert_scale, weights), ids, weights, or_unread(block_counts, ids),
             self.tokens, self.num_experts, _row_stride(logits),
         )  # fmt: skip
         constants = {"ROWS": self.rows, "COUNT": block_counts is not None, **self.choice(logits, expert_scale)}
@@ -192,11 +192,6 @@ class _RoutingSizes:
 def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _RoutingSizes:
     """One for each size: all layers of a step have the same."""
     return _RoutingSizes(tokens, num_experts, top_k, sorts)
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
 
 
 def _row_stride(logits: Tensor | None) -> int:

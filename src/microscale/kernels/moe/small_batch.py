@@ -26,7 +26,7 @@ from microscale.hardware.tiles.experts import (
     max_registers,
 )
 from microscale.kernels.gate import gate_constants
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
@@ -79,11 +79,6 @@ def gemm_options(tile: ExpertTile, warps: int, gpu: Gpu) -> dict[str, Any]:
     registers = max_registers(tile, warps, gpu)
     limit = {} if registers is None else {"maxnreg": registers}
     return {"num_warps": warps, **pdl_option(gpu), **limit}
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
 
 
 def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
@@ -228,7 +223,7 @@ def _gate_up(
     weights, named = packed.gate_up, _Named.by(work, ids)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h, named.tiles, named.order, x.stride(0),
+        x, weights.words, weights.scales, or_unread(packed.gate_up_bias, x), h, named.tiles, named.order, x.stride(0),
         x.shape[0],
     )  # fmt: skip
     constants = {
@@ -253,8 +248,8 @@ def _down(
     tokens, top_k = routing.expert_ids.shape
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        h, weights.words, weights.scales, _or(packed.down_bias, h), parts, named.tiles, named.order, routing.weights,
-        tokens,
+        h, weights.words, weights.scales, or_unread(packed.down_bias, h), parts, named.tiles, named.order,
+        routing.weights, tokens,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "BITS": weights.format.bits,
@@ -271,7 +266,7 @@ def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, 
     experts = next_power_of_2(top_k)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
+        h, weights.words, weights.scales, or_unread(packed.down_bias, h), y, routing.expert_ids, routing.weights,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts,
