@@ -1,8 +1,7 @@
 """The files of measured tiles, ``tuned/<family>.json``: one section for each kind of kernel, one row for each case.
 
 A row says for what it was measured (``key``), the tile, and where the figure comes from (``measured``). ``microscale
-tune`` writes rows; those that came from experiments by hand say what was run. Files are read strictly: every key is
-there and none is unknown, every tile fits every card of the family.
+tune`` writes rows; those that came from experiments by hand say what was run. Every tile fits every card of the family.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from types import NoneType
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from microscale.errors import BadSetting
+from microscale.hardware.data_files import read_object, to_record
 from microscale.hardware.families import Family
 
 TUNED_DIR = Path(__file__).parents[1] / "tuned"
@@ -114,8 +113,9 @@ def read(file: Path, section: Section[KeyT, TileT], family: Family) -> dict[KeyT
     if not isinstance(data, list):
         raise BadSetting(f"{file} must hold a list of rows under {section.name!r}; {AGAIN}.")
     found: dict[KeyT, TunedTile[KeyT, TileT]] = {}
+    kind: Any = TunedTile
     for item in data:
-        row = _row(file, section, item)
+        row = to_record(file, kind[section.key, section.tile], item, AGAIN)
         reason = section.misfit(row.key, row.tile, family)
         if reason is not None:
             raise BadSetting(f"{file} holds a tile for {_text(row.key)} that {reason}.")
@@ -140,61 +140,13 @@ def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence
 
 
 def _load(file: Path, family: Family) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise BadSetting(f"{file} cannot be read as JSON ({error}); {AGAIN}.") from None
-    if not isinstance(data, dict) or "family" not in data:
-        raise BadSetting(f"{file} lacks the key 'family'; {AGAIN}.")
-    _no_more(file, data, {"family", *Kernels})
-    if data["family"] != family.name:
-        raise BadSetting(f"{file} was measured for family {data['family']!r}, not {family.name!r}.")
-    return data
-
-
-def _row(file: Path, section: Section[KeyT, TileT], data: Any) -> TunedTile[KeyT, TileT]:
-    if not isinstance(data, dict):
-        raise BadSetting(f"{file} holds {data!r} where a row of {section.name} belongs; {AGAIN}.")
-    _no_more(file, data, {"key", "tile", "measured"})
-    parts = (section.key, data.get("key")), (section.tile, data.get("tile")), (Measurement, data.get("measured"))
-    missing = [name for name in ("key", "tile", "measured") if name not in data]
-    if missing:
-        raise BadSetting(f"{file} lacks the key {missing[0]!r} in a row of {section.name}; {AGAIN}.")
-    return TunedTile(*(_record(file, kind, part) for kind, part in parts))
-
-
-def _record(file: Path, kind: type[Any], data: Any) -> Any:
-    """A record of this type: each of its fields, and no others."""
-    hints = get_type_hints(kind)
-    if not isinstance(data, dict):
-        raise BadSetting(f"{file} holds {data!r} where {', '.join(hints)} belong; {AGAIN}.")
-    for name in hints:
-        if name not in data:
-            raise BadSetting(f"{file} lacks the key {name!r}; {AGAIN}.")
-    _no_more(file, data, set(hints))
-    return kind(**{name: _value(file, name, hint, data[name]) for name, hint in hints.items()})
-
-
-def _value(file: Path, name: str, hint: Any, value: Any) -> Any:
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return None
-    kind = kinds[0]
-    if issubclass(kind, StrEnum) and isinstance(value, str):
-        if value not in list(kind):
-            raise BadSetting(f"{file} has {value!r} for {name!r}; known are {', '.join(kind)}.")
-        return kind(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise BadSetting(f"{file} has {value!r} for {name!r}, which is of the wrong type.")
-    return value
-
-
-def _no_more(file: Path, data: Mapping[str, Any], keys: set[str]) -> None:
-    unknown = sorted(set(data) - keys)
+    data = read_object(file, AGAIN)
+    unknown = sorted(set(data) - {"family", *Kernels})
     if unknown:
-        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}.")
+        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; {AGAIN}.")
+    if data.get("family") != family.name:
+        raise BadSetting(f"{file} was measured for family {data.get('family')!r}, not {family.name!r}.")
+    return data
 
 
 def _check_order(file: Path, keys: Sequence[Any]) -> None:
