@@ -51,15 +51,8 @@ class CardLink:
         if sent >= FULL_BYTES:
             return Wait(sent / fast / 1e3, sent / slow / 1e3)
         points = (*self.times, full)
-        return Wait(*(_between([(size, end(wait)) for size, wait in points], sent) for end in (_low, _high)))
-
-
-def _low(wait: Wait) -> float:
-    return wait.low
-
-
-def _high(wait: Wait) -> float:
-    return wait.high
+        low = _between([(size, wait.low) for size, wait in points], sent)
+        return Wait(low, _between([(size, wait.high) for size, wait in points], sent))
 
 
 def _between(points: Sequence[tuple[int, float]], sent: float) -> float:
@@ -131,12 +124,7 @@ def link_between(gpu: Gpu) -> CardLink | None:
         return None
     if gpu.unified:
         return LINKS["roce200"]
-    if _has_nvlink(gpu):
+    if gpu.memory_type.startswith("HBM"):  # cards with stacked memory are sold with it
         return LINKS["nvlink"]
     # The driver gives GeForce cards no access to each other's memory.
     return LINKS["pcie-host" if "GeForce" in gpu.name else "pcie-peer"]
-
-
-def _has_nvlink(gpu: Gpu) -> bool:
-    """Cards with stacked memory are sold with it."""
-    return gpu.memory_type.startswith("HBM")

@@ -230,50 +230,20 @@ class _Call:
         launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 
 
-def _prefill(
-    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
+def _attend(
+    way: Split | None, long: bool, copied: bool, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv,
+    batch: AttentionBatch, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """``way``: of the short sequences; ``None`` where all are long. ``long``: whether some are long. ``copied``: those
+    read a bf16 copy of the keys and values."""
     call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_long(short_len=0)
-    return call.out
-
-
-def _prefill_widened(
-    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.widened(short_len=0).run_long(short_len=0)
-    return call.out
-
-
-def _short(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
+    if not q.shape[0]:
+        return call.out
+    if way is not None:
         call.run_short(way)
-    return call.out
-
-
-def _mixed(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_short(way)
-        call.run_long(call.short_len)
-    return call.out
-
-
-def _mixed_widened(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_short(way)
-        call.widened(call.short_len).run_long(call.short_len)
+    if long:
+        short_len = 0 if way is None else call.short_len
+        (call.widened(short_len) if copied else call).run_long(short_len)
     return call.out
 
 
@@ -289,34 +259,27 @@ def _fused(
 
 USES = USED_BY["paged attention"]
 COPIED_ONCE = "each key is converted once, and not for every block of query rows"
-PATHS = (
-    *(
-        AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way), uses=USES)
-        for way in Split
-    ),
-    AttentionPath(f"prefill, {COPY}", COPIED_ONCE, paths.widens(paths.prefills), _prefill_widened, uses=USES),
-    AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill, uses=USES),
-    *(
-        AttentionPath(
-            f"mixed, {way}, {COPY}",
-            COPIED_ONCE,
-            paths.widens(paths.mixes(way)),
-            partial(_mixed_widened, way),
-            uses=USES,
-        )
-        for way in Split
-    ),
-    *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way), uses=USES) for way in Split),
+
+
+def _path(name: str, because: Reason, supports: paths.Supports, way: Split | None, *, long: bool = True,
+          copied: bool = False) -> AttentionPath:  # fmt: skip
+    return AttentionPath(name, because, supports, partial(_attend, way, long, copied), uses=USES)
+
+
+_WIDENED_MIXES = (
+    _path(f"mixed, {way}, {COPY}", COPIED_ONCE, paths.widens(paths.mixes(way)), way, copied=True) for way in Split
 )
-FUSED_PATHS = (
-    *(
-        FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way), uses=USES)
-        for way in Split
-    ),
-    *(
-        FusedPath(f"fused verify, {way}", way.because, paths.verifies(way), partial(_fused, way), uses=USES)
-        for way in Split
-    ),
+PATHS = (
+    *(_path(f"decode, {way}", way.because, paths.decodes(way), way, long=False) for way in Split),
+    _path(f"prefill, {COPY}", COPIED_ONCE, paths.widens(paths.prefills), None, copied=True),
+    _path("prefill", "no sequence decodes", paths.prefills, None),
+    *_WIDENED_MIXES,
+    *(_path(f"mixed, {way}", way.because, paths.mixes(way), way) for way in Split),
+)
+FUSED_PATHS = tuple(
+    FusedPath(f"fused {kind}, {way}", way.because, supports(way), partial(_fused, way), uses=USES)
+    for kind, supports in (("decode", paths.fuses), ("verify", paths.verifies))
+    for way in Split
 )
 
 
