@@ -6,9 +6,9 @@ import pytest
 
 from microscale.engine.predictions import Basis, Kind, Point
 from microscale.explain.ranks import with_sums
-from microscale.hardware.links import Link, Wait
+from microscale.hardware.links import CardLink, Wait
 
-LINK = Link("x", "x", ((1 << 20, Wait(10.0, 30.0)),), (1.0, 1.0), "a test", "2026-11-17")
+LINK = CardLink("x", "x", ((1 << 20, Wait(10.0, 30.0)),), (1.0, 1.0), "a test", "2026-11-17")
 
 
 def point(kind: Kind, batch: int, context: int, tok_s: float) -> Point:

@@ -70,15 +70,15 @@ FEATURES_ASKED: dict[str, set[str]] = {
     "moe/grouped.py": {"MX_MMA", "TCGEN05", "WGMMA"},
     "moe/paths.py": {"MX_MMA", "TCGEN05", "WGMMA"},
     "moe/small_batch.py": {"PDL"},
-    "moe/w4a16.py": {"MMA_BF16"},
-    "moe/w4a8.py": {"WGMMA"},
+    "moe/bf16_activations.py": {"MMA_BF16"},
+    "moe/mxfp8_activations.py": {"WGMMA"},
     "sampling/blocked.py": {"MMA_BF16"},
     "small/fused.py": {"MMA_BF16", "PDL"},
 }
 # The registries of families and formats, and the reader of draft heads, whose files name the family of their layers.
 MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py", "models/draft_heads/config_file.py"}
 # The oracle, and the bound layers that hand it an implementation's list of paths.
-MAY_READ_PATHS = {"planning/paths.py", "planning/bound.py", "planning/calls.py"}
+MAY_READ_PATHS = {"planning/paths.py", "planning/bound.py"}
 
 Violation = tuple[int, str]
 
@@ -332,7 +332,7 @@ def kernels_start_through_launch(source: Source) -> Iterator[Violation]:
 # What the size of a batch, what its requests ask for, or the card is called in code that starts kernels.
 BATCH = re.compile(
     r"\b(tokens|pairs|sequences|max_query_len|longest_query|context_lens|page_table|num_experts)\b"
-    r"|\b(batch|asks|draws|filters|adjusts|biases|top_logprobs|temperature|history|allowed)\b"
+    r"|\b(batch|features|draws|filters|adjusts|biases|top_logprobs|temperature|history|allowed)\b"
     r"|\.shape\b|\.numel\(|\bgpu\b|\blen\("
 )
 EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")

@@ -33,7 +33,7 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
 from microscale.planning import registry
-from microscale.planning.calls import run_dense, run_from_sum, run_logits
+from microscale_lab.calls import run_dense, run_from_sum, run_logits
 from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense import Problem, make_weights

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import cases_attention, cases_dense
 from microscale.hardware import Gpu, known
-from microscale.hardware.tiles.gemm import possible
+from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
@@ -23,7 +23,7 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
-from microscale.planning.calls import run_attention
+from microscale_lab.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import Problem
@@ -87,7 +87,7 @@ def few_tokens(gpu: Gpu) -> tuple[Tensor, Tensor]:
 
 def dense(gpu: Gpu) -> tuple[Tensor, Tensor]:
     given = cases_dense.make_problem("mxfp4", 20, 144, HIDDEN)
-    tile = next(iter(possible(gemm.path_of(4, False), gpu)))
+    tile = next(iter(possible(GemmPath.W4A16, gpu)))
     y = gemm.run(pack(given.weights), gpu, given.x, given.residual, block_scaled=False, tile=tile)
     return y, given.expected
 

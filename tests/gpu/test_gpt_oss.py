@@ -70,7 +70,7 @@ class SumsItself:
         y: Tensor = self._experts(x, routing)
         return y
 
-    def refuses_parts(self, tokens: int) -> str:
+    def why_not_parts(self, tokens: int) -> str:
         return "sums by itself"
 
 
@@ -81,7 +81,7 @@ def test_sums_of_experts_in_the_norm_change_no_bit(chunk: int) -> None:
     model = load("bfloat16", None)
     layers: Any = model.layers
     prompts = [list(range(1, 41)), list(range(300, 340)), list(range(1000, 1040))]
-    assert all(layer.experts.refuses_parts(3 * chunk) is None for layer in layers)
+    assert all(layer.experts.why_not_parts(3 * chunk) is None for layer in layers)
     found = all_logits(model, prompts, chunk)
     with ExitStack() as changed:
         for layer in layers:

@@ -16,25 +16,25 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Feature, detect, known
 from microscale.hardware.tiles.experts import with_mlp_slices
-from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
+from microscale.kernels.moe.mxfp8_activations import TritonW4A8
 from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing
-from microscale.kernels.moe.w4a8 import TritonW4A8
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
-from microscale.planning.calls import run_moe
 from microscale.planning.paths import pick
+from microscale_lab.calls import run_moe
 from microscale_lab.cases.errors import assert_close, check_rounded
 from microscale_lab.cases.experts import GELU, SILU, Problem, e4m3_by_token
 from microscale_lab.cases.experts import LAYERS as CASES
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.moe import fp8_bound, gate_e4m3
+from microscale_lab.tune.candidates import of_gemm
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
@@ -120,7 +120,7 @@ TILES = {
     f"{path} {tile.block_n} x {tile.block_m} x {tile.stages}": (path, tile)
     for path in GemmPath
     if path.wgmma
-    for tile in candidates(path, known("h200"))
+    for tile in of_gemm(path, known("h200"))
     if tile.stages in (4, 5, 8)
 }
 RESIDENT = {name: (path, tile) for name, (path, tile) in TILES.items() if tile.resident(path)}
@@ -128,7 +128,7 @@ RESIDENT = {name: (path, tile) for name, (path, tile) in TILES.items() if tile.r
 
 @pytest.mark.parametrize("path, tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("tokens", [1, 2, 40, 300, 700])
-def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
+def test_every_wgmma_tile(path: GemmPath, tile: GemmTile, tokens: int) -> None:
     gpu = detect()
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
@@ -141,7 +141,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
 
 @pytest.mark.parametrize("path, tile", RESIDENT.values(), ids=RESIDENT)
 @pytest.mark.parametrize("tokens", [40, 700])
-def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tokens: int) -> None:
+def test_resident_programs_go_through_many_items(path: GemmPath, tile: GemmTile, tokens: int) -> None:
     """On few SMs the ring of K tiles goes on from item to item, past experts without a token, and comes round many
     times; the answer is that of programs with one item each, to the bit, in every run."""
     gpu = detect()
@@ -160,7 +160,7 @@ def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tok
         assert torch.equal(grouped_wgmma.run(*given, few, tile, fp8=fp8), wanted)
 
 
-def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
+def check_tile(problem: Problem, tile: GemmTile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
     )

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 
 from microscale.hardware import Feature, detect, known, present
-from microscale.hardware.tiles.gemm import Tile, possible
+from microscale.hardware.tiles.gemm import GemmTile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
+from microscale_lab.cases import routing_twins
 from microscale_lab.cases.errors import check_rounded
 from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
 from microscale_lab.cases.experts import LAYERS as CASES
@@ -34,7 +35,7 @@ REAL = [
 PATHS = [(fmt, scaled) for fmt in ("mxfp4", "mxfp8") for scaled in (False, True)]
 
 
-def check(problem: Problem, scaled: bool, tile: Tile | None = None) -> torch.Tensor:
+def check(problem: Problem, scaled: bool, tile: GemmTile | None = None) -> torch.Tensor:
     gpu = detect()
     if scaled and not gpu.has(Feature.MMA_FP8):
         pytest.skip("no fp8 on this GPU")
@@ -70,7 +71,7 @@ def test_every_tile(fmt: str, scaled: bool) -> None:
 @pytest.mark.parametrize("case", [REAL[0], REAL[2], REAL[4]], ids=lambda case: case.name)
 def test_code_for_mma_sync_on_this_card(case: Case, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's ``arch`` chooses the matrix instruction; the machine code is still for this card."""
-    options = grouped._options
+    options = grouped.gemm_options
     monkeypatch.setattr(grouped, "_options", lambda *args: options(*args) | {"arch": "sm80"})
     problem = Problem.of(case, fmt, "cuda")
     ampere = known("a100")
@@ -112,10 +113,10 @@ def test_a_graph_follows_its_inputs() -> None:
 def test_routing_of_many_tokens(tokens: int, num_experts: int, top_k: int) -> None:
     logits = torch.randn(tokens, num_experts, device="cuda").bfloat16()  # bf16 logits tie often
     chosen = routing.route(logits, top_k)
-    want = routing.reference_route(logits, top_k, routing.RouterKind.TOPK_SOFTMAX)
+    want = routing_twins.reference_route(logits, top_k, routing_twins.RouterKind.TOPK_SOFTMAX)
     assert torch.equal(chosen.expert_ids, want.expert_ids)
     torch.testing.assert_close(chosen.weights, want.weights, rtol=1e-5, atol=0)
-    twin = routing.reference_dispatch(chosen.expert_ids, num_experts, 64)
+    twin = routing_twins.reference_dispatch(chosen.expert_ids, num_experts, 64)
     found = routing.dispatch(chosen.expert_ids, num_experts, 64)
     assert torch.equal(found.offsets, twin.offsets)
     assert torch.equal(found.order, twin.order)

@@ -24,7 +24,7 @@ from kernels.cases_sampling import (  # noqa: F401
     test_top_logprobs,
 )
 from microscale.kernels.sampling.blocked import TritonSampling
-from microscale.planning.calls import run_sampling
+from microscale_lab.calls import run_sampling
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 

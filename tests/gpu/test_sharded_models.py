@@ -16,7 +16,7 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.models.families import AnyModel, write_random_checkpoint
 from microscale.parallel.sharding import WHOLE, Shard
-from microscale.planning.ops import Ranks
+from microscale.planning.ops import RankSums
 from microscale.planning.ranks import ALONE
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.thread_ranks import ThreadRank, run_ranks
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def model(folder: Path, dtype: str, backend: str | None, shard: Shard = WHOLE, ranks: Ranks = ALONE) -> AnyModel:
+def model(folder: Path, dtype: str, backend: str | None, shard: Shard = WHOLE, ranks: RankSums = ALONE) -> AnyModel:
     options = EngineConfig(str(folder), device="cuda", dtype=dtype, backend=backend, shard=shard, sharing=shard.world)
     return load(prepare(options), ranks=ranks)
 

@@ -13,7 +13,7 @@ from triton import knobs
 from microscale.hardware import Feature, detect
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.attention import HEAD_DIMS
-from microscale.hardware.tiles.thresholds import Name
+from microscale.hardware.tiles.thresholds import ThresholdName
 from microscale.hardware.tiles.tuned import Kernels
 from microscale_lab.kernel_bench import timing
 from microscale_lab.tune import attention as tune_attention
@@ -58,9 +58,19 @@ def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
             assert row.measured.us is not None
             assert 0 < row.measured.us < 1e5
     if kernels == Kernels.THRESHOLDS:
-        names = {Name.WGMMA_PAIRS, Name.WGMMA_TOKENS, Name.FP8_PAIRS, Name.MXFP8_RESIDENT_PAIRS}
+        names = {
+            ThresholdName.WGMMA_PAIRS,
+            ThresholdName.WGMMA_TOKENS,
+            ThresholdName.FP8_PAIRS,
+            ThresholdName.MXFP8_RESIDENT_PAIRS,
+        }
         on_wgmma = names if gpu.has(Feature.WGMMA) else set()
-        on_all = {Name.UNPACK_TOKENS, Name.FEW_ROWS_PROGRAMS, Name.FEW_ROWS_TOKENS, Name.WIDEN_ROWS}
+        on_all = {
+            ThresholdName.UNPACK_TOKENS,
+            ThresholdName.FEW_ROWS_PROGRAMS,
+            ThresholdName.FEW_ROWS_TOKENS,
+            ThresholdName.WIDEN_ROWS,
+        }
         assert {key.name for key in found} == on_wgmma | on_all
 
 
@@ -77,7 +87,7 @@ def test_splits_of_every_head_size(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("case", list(attention.cases()), ids=lambda case: f"{case.work} {case.head_dim} {case.kv}")
-def test_the_attention_in_use_is_right(case: attention.Case) -> None:
+def test_the_attention_in_use_is_right(case: attention.AttentionCase) -> None:
     """Every case that is tuned, with the tile that it has today: also those that no preset has."""
     gpu = detect()
     if reason := attention.no_kernel(case, gpu):

@@ -8,9 +8,9 @@ import pytest
 
 from microscale.hardware import known
 from microscale.hardware.gpu import cpu
-from microscale.hardware.links import FULL_BYTES, LINKS, Link, Wait, link_between
+from microscale.hardware.links import FULL_BYTES, LINKS, CardLink, Wait, link_between
 
-LINK = Link("x", "x", ((1000, Wait(10.0, 20.0)), (4000, Wait(40.0, 80.0))), (1.0, 2.0), "a test", "2026-11-17")
+LINK = CardLink("x", "x", ((1000, Wait(10.0, 20.0)), (4000, Wait(40.0, 80.0))), (1.0, 2.0), "a test", "2026-11-17")
 
 
 @pytest.mark.parametrize("name", LINKS)

@@ -47,8 +47,8 @@ def test_rows_decide_near_them_and_nowhere_else(measured: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.pop("date"), "must have the keys"),
-        (lambda data: data["rows"][0].update(extra=1), "must have the keys"),
+        (lambda data: data.pop("date"), "missing required field `date`"),
+        (lambda data: data["rows"][0].update(extra=1), "unknown or missing"),
         (lambda data: data.update(family="sm80"), "family 'sm80'"),
         (lambda data: data.update(gpu="a100"), "not on a known card of family"),
         (lambda data: data["rows"][0].update(us=0), "is not a measurement"),

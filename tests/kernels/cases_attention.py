@@ -31,8 +31,8 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.planning.calls import run_attention, run_fused
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases import fused_attention as fused_cases
 from microscale_lab.cases.attention import (
     DRAFTED,
@@ -123,7 +123,7 @@ def test_drafts_run_by_split_kv_and_prompts_do_not() -> None:
         (16, True, "mixed"),
     ):
         shape = replace(BatchShape.of(kv, batch), longest_query=new, verify=verify)
-        path = path_of(entry, Asked.RUN, replace(spec, batch=shape), GPU)
+        path = path_of(entry, PathList.RUN, replace(spec, batch=shape), GPU)
         assert path.name.startswith(want), (new, verify)
 
 
@@ -145,7 +145,7 @@ def test_who_copies_keys(fp8: bool, sequences: int, new: int, pages: int, said: 
     """Eight query heads of gpt-oss share a KV head; a position is 2 KiB in bf16."""
     spec = make_case(64, 8, 64, None, 16, [(300, 8)], fp8)[0]
     spec = replace(spec, batch=BatchShape(sequences, new, pages, fp8))
-    path = path_of(PagedAttention(), Asked.RUN, spec, GPU)
+    path = path_of(PagedAttention(), PathList.RUN, spec, GPU)
     assert path.name.endswith(widen.COPY) == (said is None)
     assert path.name.startswith("prefill" if sequences == 1 else "mixed")
     assert widen.refuses(spec, GPU) == said
@@ -385,7 +385,7 @@ def test_which_drafts_are_one_launch(card: str, new: int, parts: int) -> None:
     """Blocks of 16 rows, of which as many share a sequence as its tokens times heads of a group need."""
     gpu = hardware.known(card)
     spec = drafted_spec((64, 8, 64), new, BatchShape(2, new, 8, False, PLAIN_HEADS, verify=True))
-    path = ask(PagedAttention(), Asked.FUSED, spec, gpu).path
+    path = ask(PagedAttention(), PathList.FUSED, spec, gpu).path
     assert path is not None
     assert path.name == "fused verify, one pass"
     tile = tile_of(spec, gpu, False, decode=True, fused=True)
@@ -407,7 +407,7 @@ def test_which_drafts_are_one_launch(card: str, new: int, parts: int) -> None:
 def test_which_drafts_run_apart(heads: tuple[int, int, int], new: int, fp8: bool, kind: HeadsKind, reason: str) -> None:
     spec = drafted_spec(heads, new, BatchShape(1, new, 8, fp8, kind, verify=True))
     for card in ("h200", "gb10"):
-        found = ask(PagedAttention(), Asked.FUSED, spec, hardware.known(card))
+        found = ask(PagedAttention(), PathList.FUSED, spec, hardware.known(card))
         assert found.path is None
         reasons = {entry.reason for entry in found.rejected if entry.name.startswith("fused verify")}
         assert reasons == {reason}

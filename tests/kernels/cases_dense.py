@@ -10,8 +10,8 @@ from torch import Tensor
 
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Gpu, detect, known
-from microscale.hardware.tiles.gemm import Tile
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.gemm import GemmTile
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -49,8 +49,8 @@ def check_logits(actual: Logits, expected: Tensor, columns: int) -> None:
     hold(cases.hold_logits(actual, expected, cases.logits_bound(columns)))
 
 
-TILE = Tile(16, 64, 64, 4, 2)
-MX_TILE = Tile(32, 128, 128, 4, 2)
+TILE = GemmTile(16, 64, 64, 4, 2)
+MX_TILE = GemmTile(32, 128, 128, 4, 2)
 SHAPES = [(1, 16, 32), (5, 144, 96), (20, 80, 320), (37, 64, 352)]
 QUANTISED = ["fp8", "mxfp8", "mxfp4"]
 
@@ -137,4 +137,4 @@ def test_unpacked_weights_are_the_weights(fmt: str, rows: int, columns: int) -> 
 def test_many_tokens_go_through_an_unpacked_copy(fmt: str) -> None:
     problem = make_problem(fmt, 5, 48, 96)
     y = unpack.run(pack(problem.weights), problem.x, problem.residual)
-    check_bf16(y, problem.expected, roundings_of(fmt, threshold(Name.UNPACK_TOKENS, GPU)))
+    check_bf16(y, problem.expected, roundings_of(fmt, threshold(ThresholdName.UNPACK_TOKENS, GPU)))

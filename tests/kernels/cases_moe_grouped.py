@@ -13,7 +13,7 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.families import SM90
-from microscale.hardware.tiles.gemm import Tile
+from microscale.hardware.tiles.gemm import GemmTile
 from microscale.kernels import layouts, mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.layouts import RowOrder
@@ -31,7 +31,7 @@ SOME = [case for case in CASES if case.tokens == 37 or case.hidden in (160, 352)
 
 
 def run(problem: Problem, block_scaled: bool, block_m: int = 16, block_n: int = 128, gpu: Gpu = AMPERE) -> torch.Tensor:
-    tile = Tile(block_m, block_n, 128 if block_scaled else 64, 4, 2)
+    tile = GemmTile(block_m, block_n, 128 if block_scaled else 64, 4, 2)
     return grouped.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, gpu, block_scaled=block_scaled, tile=tile
     )

@@ -7,11 +7,11 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route
 from microscale_lab.cases import routing as cases
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.errors import step
 from microscale_lab.cases.routing import SIZES, WEIGHT_STEPS
+from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -7,9 +7,9 @@ import torch
 
 from microscale.hardware import known
 from microscale.kernels.moe.grouped_wgmma import prepare
-from microscale.kernels.moe.routing import reference_dispatch
 from microscale.kernels.moe.small_batch import COLUMNS, LIST_PAIRS, combine, make_list
 from microscale_lab.cases.experts import e4m3_by_token
+from microscale_lab.cases.routing_twins import reference_dispatch
 
 GPU = known("a100")  # without programmatic dependent launch, which the interpreter does not know
 

@@ -23,10 +23,10 @@ from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.spec import (
     History,
     Sampled,
+    SampleStatus,
     SamplingBatch,
-    Status,
 )
-from microscale.planning.calls import run_sampling, run_score
+from microscale_lab.calls import run_sampling, run_score
 from microscale_lab.cases import sampling as cases
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of
@@ -55,7 +55,7 @@ def check(logits: Tensor, batch: SamplingBatch) -> Sampled:
     for part, line in zip((got.tokens, got.logprobs, got.status), got.together, strict=True):
         assert part.data_ptr() == line.data_ptr()
         assert part.data_ptr() % 16 == 0
-    assert not got.tokens[got.status != Status.OK].any()
+    assert not got.tokens[got.status != SampleStatus.OK].any()
     return got
 
 
@@ -115,7 +115,7 @@ def test_masks(temperature: float) -> None:
     allowed = [[4095], [], [31, vocab - 1], list(range(vocab))]
     batch = make_batch(4, temperature=temperature, top_k=[0, 3, 5, 2], allowed=mask_of(allowed, vocab, DEVICE))
     got = check(random_logits(4, vocab), batch)
-    assert got.status.tolist() == [0, Status.NOTHING_ALLOWED, 0, 0]
+    assert got.status.tolist() == [0, SampleStatus.NOTHING_ALLOWED, 0, 0]
     assert int(got.tokens[0]) == 4095
     assert int(got.tokens[2]) in (31, vocab - 1)
 

@@ -16,9 +16,9 @@ from microscale.kernels.moe.spec import Gate, GateKind, Parts
 from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallSpec
 from microscale.planning.bound import Small
-from microscale.planning.calls import bind_small
+from microscale_lab.calls import bind_small
 from microscale_lab.cases import small as cases
 from microscale_lab.cases.errors import Errors, assert_close, step
 from microscale_lab.cases.small import HEADS
@@ -160,11 +160,11 @@ def test_norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Non
     x, other, residual = (normal(tokens, width, seed=i, size=3.0) for i in range(3))
     weights = [1 + normal(width, seed=i, size=0.1) for i in range(3, 6)]
     after = 1 + normal(readers, width, seed=6, size=0.1)
-    sandwich = Sandwich(weights[0], after, 1e-6, scale=0.75)
+    around = NormAddNorm(weights[0], after, 1e-6, scale=0.75)
     if join:
-        sandwich = Sandwich(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
-    got, got_sum = SMALL.norm_add_norm(x, other if join else None, residual, sandwich)
-    want, want_sum = reference.norm_add_norm(x, other if join else None, residual, sandwich)
+        around = NormAddNorm(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
+    got, got_sum = SMALL.norm_add_norm(x, other if join else None, residual, around)
+    want, want_sum = reference.norm_add_norm(x, other if join else None, residual, around)
     assert got.shape == want.shape == (readers, tokens, width)
     if tokens:
         bf16_close(got_sum, want_sum)
@@ -176,13 +176,13 @@ def test_norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Non
 )
 def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> None:
     x, residual, before = normal(tokens, width, size=3.0), normal(tokens, width, seed=4), 1 + normal(width, size=0.1)
-    sandwich = Sandwich(before, 1 + normal(3, width, seed=6, size=0.1), 1e-6, scale=0.75)
+    around = NormAddNorm(before, 1 + normal(3, width, seed=6, size=0.1), 1e-6, scale=0.75)
     scale = (1 + normal(experts, seed=7, size=0.2)).float()
     router = Router(normal(experts, width, seed=2, size=width**-0.5), expert_scale=scale)
     for _ in range(2):  # the second call finds the counters as the first left them
-        normed, total, routing = routed(x, router, 8).norm_add_norm_route(x, residual, sandwich, router, 8)
+        normed, total, routing = routed(x, router, 8).norm_add_norm_route(x, residual, around, router, 8)
     # Sum and norms are those of the op without a router: to the bit, where a sum's order does not depend on the warps.
-    want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
+    want, want_total = SMALL.norm_add_norm(x, None, residual, around)
     if ON_GPU and fused:
         bf16_close(total, want_total)
         within(normed, want[:2], cases.norm_of_sum_bound(want))
@@ -206,7 +206,7 @@ def test_ties_and_nan_behind_a_sum() -> None:
     ones = torch.ones(3, 2112, dtype=torch.bfloat16, device=DEVICE)
     scale = torch.arange(1, 129, dtype=torch.float32, device=DEVICE)
     router = Router(torch.zeros(128, 2112, dtype=torch.bfloat16, device=DEVICE), expert_scale=scale)
-    _, _, routing = routed(x, router, 8).norm_add_norm_route(x, residual, Sandwich(ones[0], ones, 1e-6), router, 8)
+    _, _, routing = routed(x, router, 8).norm_add_norm_route(x, residual, NormAddNorm(ones[0], ones, 1e-6), router, 8)
     assert routing.expert_ids[0].tolist() == list(range(8))
     torch.testing.assert_close(routing.weights[0], scale[:8] / 8)
     assert routing.weights[1].isnan().all()

@@ -23,19 +23,19 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec, Parts
 from microscale.kernels.op import Activations, Implementation, torch_dtype
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallOps, SmallSpec
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
 from microscale.models.recorded import Step
 from microscale.planning import registry
 from microscale.planning.bound import Small
-from microscale.planning.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Embedding, Ops, Preference
-from microscale.planning.paths import Asked, ask
+from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.planning.precision import PRECISIONS
+from microscale_lab.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable
@@ -106,7 +106,7 @@ def test_moe(entry: MoeOp[Any], rows: int) -> None:
         routing = make_routing(case, DEVICE)
         x = tokens_of(spec, rows, 128)
         check_capturable(partial(run_moe, entry, packed, spec, gpu, x, routing))
-        if (path := ask(entry, Asked.PARTS, spec, gpu).path) is not None:
+        if (path := ask(entry, PathList.PARTS, spec, gpu).path) is not None:
             check_capturable(partial(entry.run_parts, packed, spec, gpu, x, routing, path))
 
 
@@ -136,8 +136,8 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     parts = Parts(torch.randn(2 * rows, width).to(DEVICE), 2)
     router = Router(torch.randn(8, width).to(DEVICE, dtype), torch.zeros(8, device=DEVICE).to(dtype))
     scaled = Router(router.weight, expert_scale=torch.ones(8, device=DEVICE))
-    one = Sandwich(weight, weight.expand(1, -1).contiguous(), 1e-5)
-    two = Sandwich(weight, weight.expand(2, -1).contiguous(), 1e-5, 0.5)
+    one = NormAddNorm(weight, weight.expand(1, -1).contiguous(), 1e-5)
+    two = NormAddNorm(weight, weight.expand(2, -1).contiguous(), 1e-5, 0.5)
     joined = replace(one, before_other=weight, joined=weight)
     kv = PagedKv(*(torch.zeros(8, 2, 16, 64, device=DEVICE).to(dtype) for _ in range(2)))
     codes = PagedKv(

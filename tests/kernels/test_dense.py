@@ -23,7 +23,7 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
 from microscale.planning import registry
-from microscale.planning.calls import run_dense, run_logits
+from microscale_lab.calls import run_dense, run_logits
 from support.interpreter import first_and_all, run_cases
 from support.shapes import record_dense
 

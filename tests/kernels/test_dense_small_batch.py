@@ -18,7 +18,7 @@ from microscale.hardware.tiles.dense import (
     COLUMNS,
     ONE_WAVE_ROWS_PER_SM,
     SECTION,
-    Case,
+    DenseCase,
     DenseFormat,
     Size,
     choose,
@@ -121,7 +121,7 @@ def test_what_is_chosen_can_run(fmt: str, gpu: Gpu) -> None:
             blocks = -(-tokens // tile.columns) if tile.columns == 32 else 1
             assert tile in possible(fmt, tile.columns, gpu)
             assert tile.columns == columns_for(fmt, rows, tokens, gpu) <= (16 if fmt == "bf16" else 32)
-            case = Case(DenseFormat(fmt), tile.columns, size_of(blocks * rows, gpu))
+            case = DenseCase(DenseFormat(fmt), tile.columns, size_of(blocks * rows, gpu))
             assert tile == tile_of(case, gpu)
             assert SECTION.misfit(case, tile, gpu.family) is None
             # At least one program has its registers, and room for the sums of its slices.
@@ -134,7 +134,7 @@ def test_one_wave_is_one(fmt: str) -> None:
     """Where registers were measured for one wave of programs, the card has room for all of them at once."""
     gpu = known("h200")
     rows = ONE_WAVE_ROWS_PER_SM * gpu.num_sms
-    case = Case(DenseFormat(fmt), COLUMNS[0], Size.ONE_WAVE)
+    case = DenseCase(DenseFormat(fmt), COLUMNS[0], Size.ONE_WAVE)
     assert size_of(rows, gpu) is Size.ONE_WAVE
     if case not in measured(SECTION, gpu.family):
         pytest.skip("nobody measured it")

@@ -14,7 +14,7 @@ from microscale.kernels.moe.cost import bytes_per_expert, expected_experts, expe
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe, apply_gate, moe
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
-from microscale.planning.calls import run_moe
+from microscale_lab.calls import run_moe
 
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)

@@ -10,13 +10,12 @@ import torch
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import grouped, grouped_wgmma
+from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
-from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
-from microscale.kernels.moe.w8a8 import TritonW8A8
-from microscale.kernels.op import Unit
-from microscale.planning.calls import run_moe
+from microscale.kernels.op import MatrixUnit
 from microscale.planning.shards import shape_only
+from microscale_lab.calls import run_moe
 from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
 from microscale_lab.cases.experts import Layer as Case
 from support.interpreter import first_and_all, run_cases
@@ -82,7 +81,7 @@ def test_8_bit_activations_on_wgmma_need_a_bounded_gate_and_enough_columns() -> 
 
 def test_8_bit_activations_on_wgmma_begin_where_they_pay() -> None:
     units = [TritonW4A8().cost(spec_of("mxfp4", tokens), known("h200")).unit for tokens in (64, 160, 161)]
-    assert units == [Unit.BF16, Unit.BF16, Unit.FP8]
+    assert units == [MatrixUnit.BF16, MatrixUnit.BF16, MatrixUnit.FP8]
 
 
 @pytest.mark.parametrize("implementation, fmt", BOTH)
@@ -111,4 +110,4 @@ def test_few_tokens_keep_bf16_activations(implementation: BlockScaledMoe, fmt: s
     assert "quantise_tokens" not in few
     assert "quantise_tokens" in more
     costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
-    assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]
+    assert [cost.unit for cost in costs] == [MatrixUnit.BF16, MatrixUnit.FP8]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route, tile_bound
+from microscale.kernels.moe.routing import tile_bound
+from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 from support.interpreter import first_and_all, run_cases
 
 

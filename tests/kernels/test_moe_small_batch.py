@@ -16,7 +16,14 @@ from torch import Tensor
 
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.hardware.tiles.experts import ExpertGemm, Shape, direct_by_rule, direct_down, direct_gate_up, for_list
+from microscale.hardware.tiles.experts import (
+    ExpertGemm,
+    ExpertShape,
+    direct_by_rule,
+    direct_down,
+    direct_gate_up,
+    for_list,
+)
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
@@ -167,7 +174,7 @@ def test_plain_triton_parts_under_the_interpreter(which: str) -> None:
 # ---- launch rules ----------------------------------------------------------------------------------------------------
 
 
-GPT_OSS = Shape(5760 // 16, 2880 // 64, 4, 128)
+GPT_OSS = ExpertShape(5760 // 16, 2880 // 64, 4, 128)
 
 
 def test_few_warps_on_a_large_card_share_k() -> None:
@@ -192,7 +199,7 @@ def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
 
 def test_half_a_tile_at_the_end_of_k_takes_a_tile_of_a_batch() -> None:
     """Of one rank of two of gpt-oss: with 5 ahead its ``down`` would spill."""
-    h200, whole = known("h200"), Shape(2880 // 16, 23, 4, 128)
+    h200, whole = known("h200"), ExpertShape(2880 // 16, 23, 4, 128)
     for tokens, ahead in ((3, 2), (4, 5), (8, 5), (16, 4)):
         assert for_list(ExpertGemm.DOWN_LIST, whole, tokens, 4, h200).ahead == ahead
         half = for_list(ExpertGemm.DOWN_LIST, replace(whole, half_tile=True), tokens, 4, h200)
@@ -205,7 +212,7 @@ def test_half_a_tile_at_the_end_of_k_takes_a_tile_of_a_batch() -> None:
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
-    shape = Shape(4, -(-k // 64), bits, 32)
+    shape = ExpertShape(4, -(-k // 64), bits, 32)
     for tiles in (direct_down(shape, 1, 2, known("h200")), for_list(ExpertGemm.DOWN_LIST, shape, 8, 4, known("h200"))):
         steps = -(-shape.k_tiles // tiles.slices)
         assert 1 <= tiles.ahead <= steps

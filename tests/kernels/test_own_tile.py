@@ -14,10 +14,10 @@ from microscale.errors import Unsupported
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.kernels.launch import Kernel, launch
 from microscale.kernels.moe.paths import OWN_LIST
-from microscale.kernels.moe.routing import reference_dispatch
 from microscale.kernels.moe.small_batch import COLUMNS, OWN_LIST_TOKENS, OWN_LIST_TOP_K, own_list
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
 from microscale.planning.shards import record_moe
+from microscale_lab.cases.routing_twins import reference_dispatch
 from microscale_lab.prove.bridge import proof_kernel
 from ptxproof.cache import PtxCache
 from support.interpreted import interpreted

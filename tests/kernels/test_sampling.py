@@ -21,8 +21,8 @@ from microscale.kernels.sampling.reference import (
     sample,
     score,
 )
-from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SamplingBatch, SamplingSpec, Status
-from microscale.planning.calls import run_sampling
+from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SampleStatus, SamplingBatch, SamplingSpec
+from microscale_lab.calls import run_sampling
 from support.interpreter import run_cases, thirds_and_all
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
@@ -104,7 +104,7 @@ def test_status_and_scores() -> None:
     rows[2, 2] = math.inf
     rows[3] = -math.inf
     assert find_status(rows, rows).tolist() == [0, 1, 1, 1]
-    assert find_status(rows[:1], torch.full((1, 5), -math.inf)).tolist() == [Status.NOTHING_ALLOWED]
+    assert find_status(rows[:1], torch.full((1, 5), -math.inf)).tolist() == [SampleStatus.NOTHING_ALLOWED]
     assert sample(rows, batch(4, 1.0)).status.tolist() == [0, 1, 1, 1]
     exact = torch.log_softmax(X.double(), -1)
     top = find_top(X[None], exact[None], 3)

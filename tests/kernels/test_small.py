@@ -31,7 +31,7 @@ from microscale.kernels.small.reference import (
     route,
     write_kv,
 )
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallSpec
 from support.interpreter import run_cases, thirds_and_all
 
 
@@ -207,14 +207,14 @@ def test_norms_around_a_sum_are_gemmas_own() -> None:
         total = residual + layer.post_attention_layernorm(attended)
         after = torch.stack((layer.pre_feedforward_layernorm.weight, layer.pre_feedforward_layernorm_2.weight))
         normed, ours = norm_add_norm(
-            attended, None, residual, Sandwich(layer.post_attention_layernorm.weight, after, GEMMA.rms_norm_eps)
+            attended, None, residual, NormAddNorm(layer.post_attention_layernorm.weight, after, GEMMA.rms_norm_eps)
         )
         torch.testing.assert_close(ours, total)
         torch.testing.assert_close(normed[0], layer.pre_feedforward_layernorm(total))
         torch.testing.assert_close(normed[1], layer.pre_feedforward_layernorm_2(total))
         joined = layer.post_feedforward_layernorm_1(dense) + layer.post_feedforward_layernorm_2(experts)
         end = (total + layer.post_feedforward_layernorm(joined)) * 0.7
-        sandwich = Sandwich(
+        around = NormAddNorm(
             layer.post_feedforward_layernorm_1.weight,
             layer.input_layernorm.weight[None],
             GEMMA.rms_norm_eps,
@@ -222,7 +222,7 @@ def test_norms_around_a_sum_are_gemmas_own() -> None:
             layer.post_feedforward_layernorm_2.weight,
             layer.post_feedforward_layernorm.weight,
         )
-        normed, ours = norm_add_norm(dense, experts, total, sandwich)
+        normed, ours = norm_add_norm(dense, experts, total, around)
         torch.testing.assert_close(ours, end)
         torch.testing.assert_close(normed[0], layer.input_layernorm(end))
 
@@ -236,12 +236,12 @@ def test_the_router_behind_a_sum_is_gemmas_own() -> None:
         torch.nn.init.normal_(weight, 1.0, 0.5)
     x, residual, before, other = (torch.randn(*shape) for shape in ((5, 64), (5, 64), (64,), (64,)))
     after = torch.stack((other, router.scale.detach() * 64**-0.5))
-    sandwich = Sandwich(before, after, config.rms_norm_eps)
+    around = NormAddNorm(before, after, config.rms_norm_eps)
     ours = Router(router.proj.weight.detach(), expert_scale=router.per_expert_scale.detach())
     with torch.no_grad():
-        (normed,), total, routing = norm_add_norm_route(x, residual, sandwich, ours, 3)
+        (normed,), total, routing = norm_add_norm_route(x, residual, around, ours, 3)
         _, weights, ids = router(total)
-    want, want_total = norm_add_norm(x, None, residual, sandwich)
+    want, want_total = norm_add_norm(x, None, residual, around)
     assert torch.equal(normed, want[0])
     assert torch.equal(total, want_total)
     assert torch.equal(routing.expert_ids.long(), ids)
@@ -269,19 +269,10 @@ def test_triton_refuses_with_a_reason() -> None:
 
 def test_costs() -> None:
     spec = SmallSpec(2880, 64, 8, 64, 128, 4, Activations.BF16, tokens=3)
-    assert cost.rms_norm(spec) == (3 + 3 + 1) * 2880 * 2
-    assert cost.rope(spec) == 2 * 3 * 72 * 64 * 2
-    assert cost.write_kv(spec) == 2 * (2 * 3 * 8 * 64 * 2)
-    assert cost.route(spec) == 3 * (128 + 8) * 4
     assert cost.rope_and_write_kv(spec) == 2 * 3 * 80 * 64 * 2
     assert cost.add_rms_norm(spec) == (4 * 3 + 1) * 2880 * 2
     assert cost.add_norm_route(spec) == cost.add_rms_norm(spec) + 128 * 2881 * 2 + 3 * 4 * 8
-    assert cost.norm_add_norm_route(spec) == cost.norm_add_norm(spec) + 129 * 2880 * 2 + 128 * 4 + 3 * 4 * 8
     assert cost.gated(spec, 2112) == 3 * 3 * 2112 * 2
-    assert cost.norm_pair(spec) == (3 * 4 + 2) * 2880 * 2 + 3 * 8
-    assert cost.likeliest(spec, 1000) == 3 * (1000 * 4 + 4 + 2 * 8)
-    assert cost.add_rms_norm_mxfp8(spec) == cost.add_rms_norm(spec) - 3 * (5760 - 2970)
-    assert cost.norm_add_norm(spec) == cost.add_rms_norm(spec) + 5760
     parts = (cost.add_rms_norm, cost.rope_and_write_kv, cost.add_norm_route)
     assert cost.per_layer(spec) == sum(part(spec) for part in parts)
     assert ReferenceSmall().supports(spec, hardware.cpu()) is None

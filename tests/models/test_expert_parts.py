@@ -54,7 +54,7 @@ class ByExpert:
         self.left: list[int] = []
         """Tokens of each answer whose sum was left."""
 
-    def refuses_parts(self, tokens: int) -> str | None:
+    def why_not_parts(self, tokens: int) -> str | None:
         return None if tokens <= self._most else "too many"
 
     def parts(self, x: Tensor, routing: Routing) -> Parts:

@@ -12,19 +12,19 @@ from microscale.models.pre_norm import PreNormModel
 from microscale.models.recorded import Step, bind_shapes
 from microscale.parallel.sharding import Shard
 from microscale.planning.ops import Activations, Ops, Preference
-from microscale.planning.ranks import ALONE, NoSums, Ranks
+from microscale.planning.ranks import ALONE, NoSums, RankSums
 
 MODELS = ["gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b"]
 NORM, QKV, BOTH = "rms_norm", "small_batch", "small_batch_from_sum"
 
 
-def shapes_of(name: str, card: str, ranks: Ranks = ALONE) -> AnyModel:
+def shapes_of(name: str, card: str, ranks: RankSums = ALONE) -> AnyModel:
     """The shortened model: two layers."""
     config = PRESETS[name].sharded(Shard(0, ranks.world))
     return bind_shapes(config, Ops(known(card), Activations.BF16, Preference(), ranks=ranks))
 
 
-def launches(name: str, tokens: int, card: str = "h200", ranks: Ranks = ALONE) -> list[str]:
+def launches(name: str, tokens: int, card: str = "h200", ranks: RankSums = ALONE) -> list[str]:
     model = shapes_of(name, card, ranks)
     cache = model.new_cache(dict.fromkeys(LayerKind, 4))
     found: list[str] = []
@@ -69,8 +69,8 @@ def test_a_projection_that_norms_has_a_sum_to_read(name: str, card: str) -> None
     model = shapes_of(name, card)
     assert isinstance(model, PreNormModel)
     layer = model.layers[1]
-    norms = {tokens for tokens in range(1, 129) if layer.qkv.refuses_sum(tokens) is None}
-    parts = {tokens for tokens in range(1, 129) if layer.experts.refuses_parts(tokens) is None}
+    norms = {tokens for tokens in range(1, 129) if layer.qkv.why_not_fused_norm(tokens) is None}
+    parts = {tokens for tokens in range(1, 129) if layer.experts.why_not_parts(tokens) is None}
     assert norms == (set() if card == "a100" else {1})
     assert parts >= {3, 4, 8}
     assert not norms & parts

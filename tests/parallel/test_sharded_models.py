@@ -13,7 +13,7 @@ from microscale.hardware import cpu
 from microscale.models.embedded import embedded_folder
 from microscale.models.families import AnyModel, build_model, open_weights
 from microscale.parallel.sharding import WHOLE, Shard
-from microscale.planning.ops import Activations, Ops, Preference, Ranks
+from microscale.planning.ops import Activations, Ops, Preference, RankSums
 from microscale.planning.precision import make_precision
 from microscale.planning.ranks import ALONE
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
@@ -74,7 +74,7 @@ BF16_EXPERTS = ("Gemma, keys are values, BF16", "Gemma, untied", "Qwen3", "Qwen3
 """They run in no format of their own."""
 
 
-def build(folder: Path, case: str, shard: Shard = WHOLE, ranks: Ranks = ALONE) -> AnyModel:
+def build(folder: Path, case: str, shard: Shard = WHOLE, ranks: RankSums = ALONE) -> AnyModel:
     precision = make_precision(layer_formats=["experts=mxfp8"] if case in BF16_EXPERTS else [])
     weights = open_weights(str(folder), shard=shard)
     ops = Ops(cpu(), Activations.FLOAT32, Preference(), precision, ranks=ranks)

@@ -24,7 +24,7 @@ from microscale.engine.work import Work
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.parallel.sharding import Shard, split_vocabulary
-from microscale.planning.ops import Logits, Status
+from microscale.planning.ops import Logits, SampleStatus
 from microscale.planning.ranks import as_one_block, likeliest, summarise
 from support.sampling import sampling_on_cpu
 
@@ -170,14 +170,14 @@ def test_the_likeliest_token_is_found(world: int) -> None:
     assert found.tokens[3] == 17
     wanted = values.double().log_softmax(dim=1).amax(dim=1)
     assert torch.allclose(found.logprobs.double(), wanted, atol=1e-5)
-    assert set(found.status.tolist()) == {Status.OK}
+    assert set(found.status.tolist()) == {SampleStatus.OK}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_broken_logits_are_reported(bad: float) -> None:
     values = torch.zeros(2, VOCAB)
     values[1, 4321] = bad
-    assert likeliest(spread(values, 2)).status.tolist() == [Status.OK, Status.NON_FINITE]
+    assert likeliest(spread(values, 2)).status.tolist() == [SampleStatus.OK, SampleStatus.NON_FINITE]
 
 
 PLAIN = SamplingParams(4)

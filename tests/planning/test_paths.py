@@ -12,7 +12,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, encode
 from microscale.hardware import KNOWN, Gpu, cpu, known
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels.launch import recording
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
@@ -22,7 +22,6 @@ from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 from microscale.models.recorded import samplings
 from microscale.planning import paths, registry
-from microscale.planning.calls import run_sampling
 from microscale.planning.decision import Rejected
 from microscale.planning.ops import (
     Activations,
@@ -42,9 +41,10 @@ from microscale.planning.ops import (
     SamplingSpec,
     SmallSpec,
 )
-from microscale.planning.paths import Asked, ask, path_for, pick, spans
+from microscale.planning.paths import PathList, ask, path_for, pick, spans
 from microscale.planning.plan import Setup, make_plan
 from microscale.planning.precision import PRECISIONS
+from microscale_lab.calls import run_sampling
 from microscale_lab.predict.measured_as import path_name
 
 H200 = known("h200")
@@ -122,7 +122,7 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
 @pytest.mark.parametrize("card", KNOWN)
 def test_the_next_norm_sums_what_the_list_would(card: str) -> None:
     """Where the sum is left to the norm, the list runs anyway; and wherever it runs up to the threshold, it is left."""
-    most = threshold(Name.SUM_IN_NORM_TOKENS, KNOWN[card])
+    most = threshold(ThresholdName.SUM_IN_NORM_TOKENS, KNOWN[card])
     for model in MODELS:
         shape = outline(model, PRESETS[model], Activations.BF16, 16, 4096)
         for precision in PRECISIONS.values():
@@ -134,7 +134,7 @@ def test_the_next_norm_sums_what_the_list_would(card: str) -> None:
                         spec = replace(decision.spec, tokens=tokens)
                         runs = path_for(entry.paths, spec, KNOWN[card]).name
                         listed = runs.startswith(("small batch, list", "small batch, own list")) and tokens <= most
-                        left = ask(entry, Asked.PARTS, spec, KNOWN[card]).path
+                        left = ask(entry, PathList.PARTS, spec, KNOWN[card]).path
                         name = None if left is None else left.name
                         assert name == (runs.removesuffix(", bf16") if listed else None), (model, tokens)
 
@@ -184,38 +184,38 @@ def test_a_fused_form_says_before_it_is_called_why_it_cannot_run() -> None:
     attention = Ops(H200, Activations.BF16, Preference()).attention("full_attention", HEADS, None)
     rope = RopeTable(torch.empty(32, device="meta"), 1.0)
     few, many = attention_batch(2), attention_batch(9)
-    assert attention.refuses_heads(meta(2, 12, 64), None, KV, few) is None
+    assert attention.why_not_fused_heads(meta(2, 12, 64), None, KV, few) is None
     with recording() as found:
         attention.from_heads(meta(2, 12, 64), rope, None, KV, few)
     assert [kernel.short_name for kernel in found] == ["attend_fused"]
     drafts = replace(attention_batch(2, longest=4), verify=True)
-    assert attention.refuses_heads(meta(5, 12, 64), None, KV, drafts) is None
+    assert attention.why_not_fused_heads(meta(5, 12, 64), None, KV, drafts) is None
     with recording() as found:
         attention.from_heads(meta(5, 12, 64), rope, None, KV, drafts)
     assert [kernel.short_name for kernel in found] == ["attend_verify"]
-    reason = attention.refuses_heads(meta(9, 12, 64), None, KV, many)
+    reason = attention.why_not_fused_heads(meta(9, 12, 64), None, KV, many)
     assert reason == "triton_paged pays up to 8 sequences, not 9"
-    with pytest.raises(Unsupported, match="pays up to 8 sequences, not 9; ask refuses_heads first"):
+    with pytest.raises(Unsupported, match="pays up to 8 sequences, not 9; check why_not_fused_heads first"):
         attention.from_heads(meta(9, 12, 64), rope, None, KV, many)
     plain = Ops(H200, Activations.BF16, Preference("reference")).attention("full_attention", HEADS, None)
-    assert plain.refuses_heads(meta(2, 12, 64), None, KV, few) == "reference has no such form"
+    assert plain.why_not_fused_heads(meta(2, 12, 64), None, KV, few) == "reference has no such form"
 
 
 def test_a_layer_takes_the_norm_before_it_or_says_why_not() -> None:
     ops = Ops(H200, Activations.BF16, Preference())
     weights = DenseWeights(meta(512, 256))
     layer = ops.dense("qkv", weights, behind_sum=True)
-    assert layer.refuses_sum(1) is None
+    assert layer.why_not_fused_norm(1) is None
     with recording() as found:
         y, total = layer.from_sum(meta(1, 256), meta(1, 256), meta(256), 1e-5)
     assert [kernel.short_name for kernel in found] == ["small_batch_from_sum"]
     assert (y.shape, total.shape) == ((1, 512), (1, 256))
-    assert layer.refuses_sum(2) == "triton_bf16 norms one token, not 2"
-    with pytest.raises(Unsupported, match="norms one token, not 2; ask refuses_sum first"):
+    assert layer.why_not_fused_norm(2) == "triton_bf16 norms one token, not 2"
+    with pytest.raises(Unsupported, match="norms one token, not 2; check why_not_fused_norm first"):
         layer.from_sum(meta(2, 256), meta(2, 256), meta(256), 1e-5)
-    assert ops.dense("o", weights).refuses_sum(1) == "triton_bf16 is for layers behind a sum"
+    assert ops.dense("o", weights).why_not_fused_norm(1) == "triton_bf16 is for layers behind a sum"
     plain = Ops(H200, Activations.BF16, Preference("reference")).dense("qkv", weights, behind_sum=True)
-    assert plain.refuses_sum(1) == "reference has no such form"
+    assert plain.why_not_fused_norm(1) == "reference has no such form"
     with pytest.raises(Unsupported, match="of qkv, behind_sum is False and the plan has True"):
         ops.dense("qkv", weights)
 
@@ -224,7 +224,7 @@ def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:
     ops = Ops(H200, Activations.BF16, Preference())
     gate_up, down = (encode(torch.zeros(4, *shape), MXFP8) for shape in ((256, 256), (256, 128)))
     layer = ops.experts("experts", gate_up, down, 2, Gate(GateKind.GELU_TANH, interleaved=False))
-    assert layer.refuses_mlp(1) == "no MLP was bound to the experts"
+    assert layer.why_not_mlp(1) == "no MLP was bound to the experts"
 
     def mlp(name: str, fmt: str) -> tuple[Dense, Dense]:
         first, second = torch.zeros(512, 256), torch.zeros(256, 256)
@@ -235,15 +235,15 @@ def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:
         return ops.dense(f"mlp.gate_up{name}", weights[0]), ops.dense(f"mlp.down{name}", weights[1])
 
     layer.bind_mlp(*mlp("", "mxfp8"))
-    assert layer.refuses_mlp(1) is None
-    assert layer.refuses_mlp(3) == "triton_w8a16 runs up to 2 tokens with an MLP, not 3"
+    assert layer.why_not_mlp(1) is None
+    assert layer.why_not_mlp(3) == "triton_w8a16 runs up to 2 tokens with an MLP, not 3"
     ids = torch.zeros(3, 2, dtype=torch.int32)
-    with pytest.raises(Unsupported, match="up to 2 tokens with an MLP, not 3; ask refuses_mlp first"):
+    with pytest.raises(Unsupported, match="up to 2 tokens with an MLP, not 3; check why_not_mlp first"):
         layer.with_mlp(torch.zeros(2, 3, 256), Routing(ids, ids.float()))
-    with pytest.raises(Unsupported, match="An MLP beside experts of 256 columns cannot be"):
+    with pytest.raises(Unsupported, match="An MLP next to experts of 256 columns cannot be"):
         layer.bind_mlp(*reversed(mlp("", "mxfp8")))
     layer.bind_mlp(*mlp(".wide", "bf16"))
-    assert layer.refuses_mlp(1) == "triton_w8a16 takes an mxfp8 MLP without biases, not bf16, held unpacked"
+    assert layer.why_not_mlp(1) == "triton_w8a16 takes an mxfp8 MLP without biases, not bf16, held unpacked"
 
 
 def test_experts_leave_the_sum_or_say_why_not() -> None:
@@ -259,15 +259,15 @@ def test_experts_leave_the_sum_or_say_why_not() -> None:
         layer(torch.zeros(3, 256).bfloat16(), Routing(ids, ids.float()))
     assert [kernel.short_name for kernel in found][-1] == "combine"
     fewer = "triton_w8a16 pays from 3 tokens on, not for 2: fewer are added up in the last GEMM"
-    assert layer.refuses_parts(2) == fewer
-    assert layer.refuses_parts(65) == "triton_w8a16 pays up to 64 tokens, not for 65"
-    with pytest.raises(Unsupported, match=r"pays from 3 tokens on, not for 2.*; ask refuses_parts first"):
+    assert layer.why_not_parts(2) == fewer
+    assert layer.why_not_parts(65) == "triton_w8a16 pays up to 64 tokens, not for 65"
+    with pytest.raises(Unsupported, match=r"pays from 3 tokens on, not for 2.*; check why_not_parts first"):
         layer.parts(torch.zeros(2, 256).bfloat16(), Routing(ids[:2], ids[:2].float()))
     with pytest.raises(Unsupported, match="reads rows of bfloat16"):
         layer.parts(torch.zeros(3, 256), Routing(ids, ids.float()))
     plain = Ops(cpu(), Activations.BF16, Preference("reference"))
     on_cpu = plain.experts("experts", gate_up, down, 2, Gate(GateKind.SILU, interleaved=False))
-    assert on_cpu.refuses_parts(3) == "reference has no such form"
+    assert on_cpu.why_not_parts(3) == "reference has no such form"
 
 
 # ---- a plan is of the model that binds it ----------------------------------------------------------------------------
@@ -308,19 +308,19 @@ def test_every_sampling_batch_has_one_path_and_starts_just_its_stages(rows: int,
     given = Logits(values, none, none.int(), none, 128) if blocks else None
     seen = set()
     for batch in samplings(rows, vocab):
-        asks = batch.asks(given)
-        picked = pick(entry.paths, SamplingSpec(vocab, rows, asks), H200)
+        features = batch.features(given)
+        picked = pick(entry.paths, SamplingSpec(vocab, rows, features), H200)
         assert picked.path is not None
         assert len(picked.rejected) == len(entry.paths) - 1
         with recording() as found:
             run_sampling(entry, H200, values, batch, given)
         started = {kernel.short_name for kernel in found}
-        plain = not (asks.draws or asks.adjusts or asks.tops)
+        plain = not (features.draws or features.adjusts or features.tops)
         wanted = {"pick"} if blocks and plain else {"pick", "scan"}
-        wanted |= {"weigh"} if asks.draws else set()
-        wanted |= {"narrow", "collect", "settle"} if asks.filters else set()
-        wanted |= {"add_bias"} if asks.biases else set()
-        wanted |= {"top_blocks", "top_merge"} if asks.tops else set()
+        wanted |= {"weigh"} if features.draws else set()
+        wanted |= {"narrow", "collect", "settle"} if features.filters else set()
+        wanted |= {"add_bias"} if features.biases else set()
+        wanted |= {"top_blocks", "top_merge"} if features.tops else set()
         assert started == wanted <= KERNELS, picked.path.name
         seen.add(picked.path.name)
     assert len(seen) == len(entry.paths) - 1  # all but that with, or without, the lm_head's blocks

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.small import reference
-from microscale.kernels.small.spec import Router, Sandwich
+from microscale.kernels.small.spec import NormAddNorm, Router
 from microscale.models.families import AnyModel
 from support.forward import all_logits
 from support.model_noise import model_noise
@@ -112,13 +112,13 @@ class _WatchedSmall:
         return normed, total, self._watch(routing, lambda: _router_logits(normed, router))
 
     def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+        self, x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int
     ) -> tuple[Tensor, Tensor, Routing]:
         given = x.clone(), residual.clone()
-        normed, total, routing = self._small.norm_add_norm_route(x, residual, sandwich, router, top_k)
+        normed, total, routing = self._small.norm_add_norm_route(x, residual, around, router, top_k)
 
         def logits() -> Tensor:
-            return _router_logits(reference.norm_add_norm(given[0], None, given[1], sandwich)[0][-1], router)
+            return _router_logits(reference.norm_add_norm(given[0], None, given[1], around)[0][-1], router)
 
         return normed, total, self._watch(routing, logits)
 

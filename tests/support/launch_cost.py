@@ -78,7 +78,7 @@ def make_work(device: str) -> dict[str, Work]:
     greedy = sampling(draws=False, filters=False)
     q, qkv, weight = bf16(1, 8, head_dim), bf16(1, 12, head_dim), bf16(hidden)
     sample = ops.sampling(4096)
-    refuses = getattr(attention, "refuses_heads", lambda *_: None)
+    refuses = getattr(attention, "why_not_fused_heads", lambda *_: None)
 
     def from_heads() -> object:
         return None if refuses(qkv, None, kv, batch) else attention.from_heads(qkv, rope, None, kv, batch)

@@ -11,7 +11,7 @@ from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.launch import Kernel, recording
-from microscale.planning.calls import run_dense, run_logits
+from microscale_lab.calls import run_dense, run_logits
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

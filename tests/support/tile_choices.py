@@ -16,7 +16,7 @@ from microscale.hardware import KNOWN, Feature, Gpu
 from microscale.hardware.tiles import attention, dense, experts, gemm
 from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.gemm import GemmPath
-from microscale.hardware.tiles.thresholds import Name, crowd, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, crowd, threshold
 from microscale.kernels.dense import small_batch
 from microscale.kernels.moe import with_mlp
 from microscale.kernels.numbers import cdiv, next_power_of_2
@@ -48,9 +48,10 @@ def _gemms(gpu: Gpu) -> Iterator[tuple[str, str]]:
     paths = [path for path in GemmPath if path is not resident or gpu.has(Feature.WGMMA)]
     sizes = product(paths, (1, 32, 128), (704, 2880), (1, 65, 300, 2000, 16384, 40000))
     for path, num_experts, rows, pairs in sizes:
-        choice = gemm.choose(path, gpu, pairs, num_experts, rows)
-        numbers = [getattr(choice.tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]
-        yield f"grouped {path} {pairs} pairs {num_experts} experts {rows} rows", show(*numbers, choice.tuned)
+        tile = gemm.choose(path, gpu, pairs, num_experts, rows)
+        numbers = [getattr(tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]
+        tuned = gemm.measured_tile(path, gpu, pairs, num_experts) is not None
+        yield f"grouped {path} {pairs} pairs {num_experts} experts {rows} rows", show(*numbers, tuned)
     plain = [path for path in GemmPath if not path.wgmma]
     for path, tokens, rows, logits in product(plain, (17, 64, 200, 8192), (128, 2880, 201088), (False, True)):
         tile = gemm.dense_tile(path, gpu, tokens, rows, logits)
@@ -70,13 +71,13 @@ def _attention(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _experts(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    def line(tile: experts.Tile, warps: int) -> str:
+    def line(tile: experts.ExpertTile, warps: int) -> str:
         registers = experts.max_registers(tile, warps, gpu)
         return show(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead, registers)
 
     for (rows, k, down_rows, down_k, top_k), bits in product(EXPERTS, (4, 8)):
-        gate_up = experts.Shape(rows // 16, cdiv(k, 64), bits, NUM_EXPERTS)
-        down = experts.Shape(down_rows // 16, cdiv(down_k, 64), bits, NUM_EXPERTS)
+        gate_up = experts.ExpertShape(rows // 16, cdiv(k, 64), bits, NUM_EXPERTS)
+        down = experts.ExpertShape(down_rows // 16, cdiv(down_k, 64), bits, NUM_EXPERTS)
         for tokens in (1, 2):
             about = f"{bits} bits {tokens} tokens top {top_k}"
             tile = experts.direct_gate_up(gate_up, tokens, top_k, gpu)
@@ -114,10 +115,10 @@ def _dense(gpu: Gpu) -> Iterator[tuple[str, str]]:
 def _thresholds(gpu: Gpu) -> str:
     """What crowds a small batch, pairs that FP8 needs on wgmma, and tokens from which weights are unpacked."""
     least = crowd(gpu)
-    unpack = threshold(Name.UNPACK_TOKENS, gpu)
+    unpack = threshold(ThresholdName.UNPACK_TOKENS, gpu)
     if least is None:
         return show(None, None, None, unpack)
-    return show(least.pairs, least.tokens, threshold(Name.FP8_PAIRS, gpu), unpack)
+    return show(least.pairs, least.tokens, threshold(ThresholdName.FP8_PAIRS, gpu), unpack)
 
 
 def unmeasured(gpu: Gpu) -> Gpu:

@@ -114,7 +114,7 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
 
     from microscale.hardware import WARP_SIZE
     from microscale.kernels.compiling.cache import folder_bytes
-    from microscale.kernels.compiling.job import Job, missing, run_job
+    from microscale.kernels.compiling.job import CompileJob, missing, run_job
 
     began = time.monotonic()
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
@@ -123,7 +123,7 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
     compiled = 0
     with progress_bar(f"Compiling for {gpu.name}") as (start, advance):
         start(len(lacking))
-        for result in run_job(Job(lacking, target, folder, num_workers)):
+        for result in run_job(CompileJob(lacking, target, folder, num_workers)):
             if result.error is not None:
                 failed.append(f"{result.name}: {result.error}")
             if result.kernel is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from microscale.errors import BadLogits, BadRequest
-from microscale.planning.ops import Sampled, Status
+from microscale.planning.ops import Sampled, SampleStatus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ class Choice(NamedTuple):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    status: Status = Status.OK
+    status: SampleStatus = SampleStatus.OK
     fault: str | None = None
     """Why its grammar could not be followed."""
 
@@ -29,9 +29,9 @@ class Choice(NamedTuple):
         """Raise the error that ends the request, if there is one."""
         if self.fault is not None:
             raise BadRequest(self.fault)
-        if self.status is Status.NON_FINITE:
+        if self.status is SampleStatus.NON_FINITE:
             raise BadLogits("The model's logits are not finite; the weights or the activations are broken.")
-        if self.status is Status.NOTHING_ALLOWED:
+        if self.status is SampleStatus.NOTHING_ALLOWED:
             raise BadRequest("logit_bias and the grammar together allow no token here.")
 
 
@@ -51,7 +51,9 @@ class Found:
             ids, values = self.top
             top = tuple(zip(ids[row][:wanted], values[row][:wanted], strict=True))
         status = self.status[row]
-        return Choice(self.tokens[row], self.logprobs[row], top, Status(status) if status else Status.OK, fault)
+        return Choice(
+            self.tokens[row], self.logprobs[row], top, SampleStatus(status) if status else SampleStatus.OK, fault
+        )
 
 
 class Reading:

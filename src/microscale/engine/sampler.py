@@ -27,7 +27,7 @@ from microscale.engine.reading import Choice, Found, Reading
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import Unsupported
 from microscale.planning.following import follow
-from microscale.planning.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
+from microscale.planning.ops import PROMPT_BIT, Bias, History, Logits, SampleStatus, Sampling, SamplingBatch
 from microscale.planning.ranks import likeliest
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Sampler:
             request.drawn += accepted
             if request.matcher is not None:
                 for choice in choices:
-                    if choice.fault is None and choice.status is Status.OK:
+                    if choice.fault is None and choice.status is SampleStatus.OK:
                         request.matcher.accept(choice.token)
             found.append(choices)
             at += 1 + len(draft)

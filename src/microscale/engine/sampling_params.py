@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from microscale.errors import BadRequest
-from microscale.planning.limits import MAX_TOP_LOGPROBS
+from microscale.planning import MAX_TOP_LOGPROBS
 
 MAX_BIAS = 1024
 """Maximum number of tokens of a request with a bias; the stop tokens that ``min_tokens`` holds back count too."""

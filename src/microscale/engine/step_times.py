@@ -20,8 +20,8 @@ from microscale.engine.limits import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
 from microscale.planning import registry
 from microscale.planning.decision import Plan
-from microscale.planning.drafted import decoding, verified
-from microscale.planning.paths import Asked, ask
+from microscale.planning.estimate import decoding, verified
+from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, T, TimeOf, Use
 
 HOST_US = {"moe": 330.0, "dense": 60.0, "attention": 80.0, "small": 150.0, "sampling": 100.0}
@@ -104,7 +104,7 @@ class StepTimes(Generic[T]):
             if use.op == "moe":
                 spec, name = self._chosen(use, tokens)
                 entry = registry.find(use.op, name)
-                return ask(entry, Asked.WITH_MLP, replace(spec, tokens=tokens), self.setup.gpu).path is not None
+                return ask(entry, PathList.WITH_MLP, replace(spec, tokens=tokens), self.setup.gpu).path is not None
         return False
 
     def _chosen(self, use: Use, tokens: int) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from microscale.engine.predictions import Kind, Point
-from microscale.hardware.links import Link, Wait
+from microscale.hardware.links import CardLink, Wait
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class JoinedPoint:
         return case | {name: round(value, 1) for name, value in figures.items()}
 
 
-def with_sums(point: Point, link: Link, world: int, sums: int, row_bytes: int, step_tokens: int) -> JoinedPoint:
+def with_sums(point: Point, link: CardLink, world: int, sums: int, row_bytes: int, step_tokens: int) -> JoinedPoint:
     """``sums``: of one step, each of a row of ``row_bytes`` for every token. Prompts take several steps where they are
     longer than ``step_tokens``."""
     tokens = point.context if point.kind is Kind.PREFILL else point.batch

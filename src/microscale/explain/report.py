@@ -17,7 +17,7 @@ from microscale.errors import BadSetting
 from microscale.explain.ranks import JoinedPoint, with_sums
 from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
-from microscale.hardware.links import Link, link_between
+from microscale.hardware.links import CardLink, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.models import hub
@@ -105,7 +105,7 @@ class Report:
         return {"tensor_parallel": {**ranks, **link, **joined}}
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> CardLink | None:
         """Between such cards; ``None`` for one rank, and on a CPU."""
         return None if self.question.tensor_parallel_size == 1 else link_between(self.setup.gpu)
 

@@ -25,7 +25,7 @@ from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig
 from microscale.models.outline import Outline
 from microscale.planning.decision import Plan
-from microscale.planning.drafted import distinct_experts
+from microscale.planning.estimate import distinct_experts
 from microscale.planning.plan import Setup
 
 SEQUENCES = (1, 4, 16, 64)

@@ -30,7 +30,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Link:
+class CardLink:
     """How two cards are connected."""
 
     name: str
@@ -51,15 +51,8 @@ class Link:
         if sent >= FULL_BYTES:
             return Wait(sent / fast / 1e3, sent / slow / 1e3)
         points = (*self.times, full)
-        return Wait(*(_between([(size, end(wait)) for size, wait in points], sent) for end in (_low, _high)))
-
-
-def _low(wait: Wait) -> float:
-    return wait.low
-
-
-def _high(wait: Wait) -> float:
-    return wait.high
+        low = _between([(size, wait.low) for size, wait in points], sent)
+        return Wait(low, _between([(size, wait.high) for size, wait in points], sent))
 
 
 def _between(points: Sequence[tuple[int, float]], sent: float) -> float:
@@ -74,7 +67,7 @@ def _between(points: Sequence[tuple[int, float]], sent: float) -> float:
 LINKS = {
     link.name: link
     for link in (
-        Link(
+        CardLink(
             "roce200",
             "ConnectX-7, 200 Gbit/s, NCCL",
             (
@@ -87,7 +80,7 @@ LINKS = {
             "two DGX Sparks: github.com/NVIDIA/dgx-spark-playbooks/pull/103, and issues/25 for the bandwidth",
             "2026-08",
         ),
-        Link(
+        CardLink(
             "pcie-host",
             "PCIe through the host's memory, NCCL",
             # Sizes of four cards, by what each of them sends.
@@ -104,7 +97,7 @@ LINKS = {
             "their bandwidth: github.com/NVIDIA/nccl/issues/1639",
             "2025-12-12",
         ),
-        Link(
+        CardLink(
             "pcie-peer",
             "PCIe 5.0 with peer access, NCCL",
             ((8192, Wait(8.3, 8.3)), (65536, Wait(12.5, 12.5)), (524288, Wait(31.6, 31.6))),
@@ -112,7 +105,7 @@ LINKS = {
             "exchanges of two cards: github.com/flashinfer-ai/flashinfer/pull/5023",
             "2026-09",
         ),
-        Link(
+        CardLink(
             "nvlink",
             "NVLink",
             ((65536, Wait(6.0, 6.0)), (524288, Wait(7.0, 8.0))),
@@ -125,18 +118,13 @@ LINKS = {
 }
 
 
-def link_between(gpu: Gpu) -> Link | None:
+def link_between(gpu: Gpu) -> CardLink | None:
     """The link between cards like this one, as they are sold; ``None`` for ranks on a CPU."""
     if gpu.is_cpu:
         return None
     if gpu.unified:
         return LINKS["roce200"]
-    if _has_nvlink(gpu):
+    if gpu.memory_type.startswith("HBM"):  # cards with stacked memory are sold with it
         return LINKS["nvlink"]
     # The driver gives GeForce cards no access to each other's memory.
     return LINKS["pcie-host" if "GeForce" in gpu.name else "pcie-peer"]
-
-
-def _has_nvlink(gpu: Gpu) -> bool:
-    """Cards with stacked memory are sold with it."""
-    return gpu.memory_type.startswith("HBM")

@@ -9,13 +9,14 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from microscale.hardware.families import Gpu
 from microscale.hardware.gpu import card_name
 
 FILE = Path(__file__).parent / "published.json"
 DRAFTS_FILE = Path(__file__).parent / "published_drafts.json"
+RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,17 @@ class PublishedDrafts:
 
 
 @cache
-def _all() -> tuple[Published, ...]:
-    return tuple(Published(**row) for row in json.loads(FILE.read_text()))
+def _all(kind: type[RowT], file: Path) -> tuple[RowT, ...]:
+    return tuple(kind(**row) for row in json.loads(file.read_text()))
 
 
 def published(model: str, gpu: Gpu) -> tuple[Published, ...]:
     """What others published of this model on this kind of card."""
     name = card_name(gpu)
-    return tuple(row for row in _all() if row.gpu == name and row.model == model)
-
-
-@cache
-def _all_drafts() -> tuple[PublishedDrafts, ...]:
-    return tuple(PublishedDrafts(**row) for row in json.loads(DRAFTS_FILE.read_text()))
+    return tuple(row for row in _all(Published, FILE) if row.gpu == name and row.model == model)
 
 
 def published_drafts(model: str, gpu: Gpu) -> tuple[PublishedDrafts, ...]:
     """What others published of speculative decoding with this model on this kind of card."""
     name = card_name(gpu)
-    return tuple(row for row in _all_drafts() if row.gpu == name and row.model == model)
+    return tuple(row for row in _all(PublishedDrafts, DRAFTS_FILE) if row.gpu == name and row.model == model)

@@ -34,7 +34,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """Which fraction of its data sheet a memory type reaches."""
 
     low: float
@@ -61,13 +61,15 @@ CARDS: dict[str, Reach] = {
         7150, 6800, 7270, "7672 by bus and clock: github.com/pytorch/ao/pull/4002; share of HBM3e", "2026-03-05", True
     ),
 }
-MEMORY_TYPES: dict[str, Share] = {
-    "HBM2e": Share(0.87, 0.92, "A800 1727 of 1935: github.com/mli/transformers-benchmarks/issues/4", "2023-04-13"),
-    "HBM3": Share(0.90, 0.95, f"as HBM3e, H200: {HERE}", "2026-11-15"),
-    "HBM3e": Share(0.90, 0.95, f"H200: {HERE}", "2026-11-15"),
-    "GDDR6": Share(0.88, 0.93, "as GDDR6X, RTX 4090: github.com/krrishnarraj/clpeak/issues/106", "2023-05-20"),
-    "GDDR7": Share(0.89, 0.935, "RTX 5090: github.com/Don-Chad/ninfer-3090/pull/17", "2026-09-01"),
-    "unknown": Share(0.82, 0.95, "range of all memory types", "2026-11-16"),
+MEMORY_TYPES: dict[str, MemoryShare] = {
+    "HBM2e": MemoryShare(
+        0.87, 0.92, "A800 1727 of 1935: github.com/mli/transformers-benchmarks/issues/4", "2023-04-13"
+    ),
+    "HBM3": MemoryShare(0.90, 0.95, f"as HBM3e, H200: {HERE}", "2026-11-15"),
+    "HBM3e": MemoryShare(0.90, 0.95, f"H200: {HERE}", "2026-11-15"),
+    "GDDR6": MemoryShare(0.88, 0.93, "as GDDR6X, RTX 4090: github.com/krrishnarraj/clpeak/issues/106", "2023-05-20"),
+    "GDDR7": MemoryShare(0.89, 0.935, "RTX 5090: github.com/Don-Chad/ninfer-3090/pull/17", "2026-09-01"),
+    "unknown": MemoryShare(0.82, 0.95, "range of all memory types", "2026-11-16"),
 }
 
 

@@ -9,20 +9,21 @@ implementation's stated efficiency is used. ``microscale bench kernels --record`
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from microscale.errors import BadSetting
+from microscale.hardware.data_files import read_object, to_record
 from microscale.hardware.families import KNOWN, Family, Gpu
 
 MEASURED_DIR = Path(__file__).parent / "measured"
 NEAR = 2.0
 """Rows that differ by more than this many doublings of bytes or operations are ignored."""
+AGAIN = "measure again or remove it"
 TOO_FAST = 1.5
 """A row that beats its ideal time by this factor was measured wrongly: the card table's rates are right within 10 %."""
 HEAD = ("family", "gpu", "torch", "triton", "date")
@@ -122,44 +123,24 @@ def _index(family: Family) -> Mapping[tuple[str, str], list[tuple[tuple[float, f
 
 
 def read(file: Path, family: Family) -> SpeedFile:
-    """A file of measured speeds, checked: every key is there, none is unknown, no time is far below its floor."""
-    data = read_json(file)
+    """A file of measured speeds. Its times are not far below their floors."""
+    data = read_object(file, AGAIN)
     card = KNOWN.get(data.get("gpu", ""))
     if card is None or card.family is not family:
         raise BadSetting(f"{file} was measured on {data.get('gpu')!r}, not on a known card of family {family.name!r}.")
     return parse(file, data, family, card)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise BadSetting(f"{file} cannot be read as JSON ({error}); measure again or remove it.") from None
-    if not isinstance(data, dict):
-        raise BadSetting(f"{file} holds no measured speeds; measure again or remove it.")
-    return data
-
-
 def parse(file: Path, data: dict[str, Any], family: Family, rates: Gpu) -> SpeedFile:
     """``rates``: of the card that ran the rows."""
-    _check_keys(file, data, {*HEAD, "rows"})
-    if data["family"] != family.name:
-        raise BadSetting(f"{file} was measured for family {data['family']!r}, not {family.name!r}.")
-    rows = tuple(_row(file, row, rates) for row in data["rows"])
-    return SpeedFile(**{name: data[name] for name in HEAD}, rows=rows)
-
-
-def _row(file: Path, data: Any, rates: Gpu) -> Measured:
-    _check_keys(file, data, {field.name for field in fields(Measured)})
-    row = Measured(**data)
-    if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
-        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is not a measurement.")
-    if row.efficiency(rates) > TOO_FAST:
-        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {rates.name} can be.")
-    return row
-
-
-def _check_keys(file: Path, data: Any, expected: set[str]) -> None:
-    if not isinstance(data, dict) or set(data) != expected:
-        actual = sorted(data) if isinstance(data, dict) else data
-        raise BadSetting(f"{file} must have the keys {', '.join(sorted(expected))}, not {actual}.")
+    speeds: SpeedFile = to_record(file, SpeedFile, data, AGAIN)
+    if speeds.family != family.name:
+        raise BadSetting(f"{file} was measured for family {speeds.family!r}, not {family.name!r}.")
+    for row in speeds.rows:
+        if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
+            raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is not a measurement.")
+        if row.efficiency(rates) > TOO_FAST:
+            raise BadSetting(
+                f"{file}: the row {row.case!r} of {row.implementation} is faster than {rates.name} can be."
+            )
+    return speeds

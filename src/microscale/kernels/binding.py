@@ -12,15 +12,34 @@ import triton
 from triton import knobs
 from triton.backends.compiler import BaseBackend
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_from_signature
 
 from microscale.errors import Unsupported
-from microscale.kernels.keys import make_keys_stable
 
-make_keys_stable()
+STABLE = ("microscale.", "triton.")
+"""Functions whose keys are made stable, by the beginning of their names. vLLM's process has others."""
+_update_hash = DependenciesFinder._update_hash
+
+
+def _add_callee(finder: Any, callee: Any) -> None:
+    """Makes the key of a compiled kernel the same in every process.
+
+    Triton hashes a function with the keys of those that it calls, and adds the constants that they use *if their keys
+    were asked for before*. So the key depends on which kernel a process came to first, and one process does not find
+    what another compiled: 25 of gpt-oss-20b's 68 kernels were compiled again after they had been asked for in another
+    order (Triton 3.6.0 and 3.7.1). A callee's key includes its constants, so nothing else is added for our functions.
+    A launch, which looks at each constant that was added, then has fewer to look at.
+    """
+    if finder.name.startswith(STABLE):
+        finder.hasher.update(f"{callee.cache_key}{getattr(callee, 'noinline', False)}".encode())
+    else:
+        _update_hash(finder, callee)
+
+
+DependenciesFinder._update_hash = _add_callee  # before the first key is asked for
 PLAIN = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products. It is settled when
-they are imported; asking Triton at every launch reads the environment each time."""
+"""Whether the kernels run in Triton's interpreter, which has neither assembly nor scaled products. Read once: Triton
+reads the environment each time."""
 
 _Binder = Callable[..., tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]]
 _BINDERS: dict[int, _Binder] = {}

@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microscale.kernels import binding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Launch(NamedTuple):
@@ -100,10 +103,10 @@ class Kernel:
 
 
 Listener = Callable[[Launch], bool]
-"""Hears of a launch before it starts, and says whether it shall."""
+"""Gets a launch before it starts, and returns whether it starts."""
 
 _listeners: dict[int, Listener] = {}
-"""By thread. Empty while nobody listens, which is all that a launch looks at then."""
+"""By thread. Empty without listeners, which is all that a launch then looks at."""
 
 
 def launch(
@@ -116,7 +119,7 @@ def launch(
     spills_because: str | None = None,
 ) -> None:
     """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
-    if not _listeners or _hear(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
+    if not _listeners or _lets_through(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
         _start(fn, grid, arguments, constants, options)
 
 
@@ -138,6 +141,11 @@ def _in_order(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(options.items()))
 
 
+def or_unread(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """The argument for a tensor that may be missing: ``other`` is a pointer that the kernel then does not follow."""
+    return other if tensor is None else tensor
+
+
 @contextmanager
 def recording() -> Iterator[dict[Kernel, Launch]]:
     """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
@@ -147,11 +155,11 @@ def recording() -> Iterator[dict[Kernel, Launch]]:
     """
     found: dict[Kernel, Launch] = {}
 
-    def hear(started: Launch) -> bool:
+    def listen(started: Launch) -> bool:
         found.setdefault(started.kernel(), started)
         return False
 
-    with _heard_by(hear):
+    with taken_by(listen):
         yield found
 
 
@@ -160,38 +168,32 @@ def watching() -> Iterator[dict[Kernel, None]]:
     """Inside, kernels are started and listed too."""
     found: dict[Kernel, None] = {}
 
-    def hear(started: Launch) -> bool:
+    def listen(started: Launch) -> bool:
         found.setdefault(started.kernel())
         return True
 
-    with _heard_by(hear):
+    with taken_by(listen):
         yield found
 
 
 @contextmanager
 def taken_by(listener: Listener) -> Iterator[None]:
-    """Inside, ``listener`` hears of every launch and says whether the GPU shall run it: how a kernel runs elsewhere."""
-    with _heard_by(listener):
-        yield
-
-
-@contextmanager
-def _heard_by(listener: Listener) -> Iterator[None]:
-    """``listener`` hears first; what it lets through, whoever listened before in this thread hears too."""
-    here = threading.get_ident()
-    before = _listeners.get(here)
-    _listeners[here] = listener if before is None else lambda started: listener(started) and before(started)
+    """Inside, ``listener`` gets every launch of this thread first and returns whether it starts: how a kernel runs on
+    another device. Listeners from outside get what it lets through."""
+    thread = threading.get_ident()
+    before = _listeners.get(thread)
+    _listeners[thread] = listener if before is None else lambda started: listener(started) and before(started)
     try:
         yield
     finally:
         if before is None:
-            del _listeners[here]
+            del _listeners[thread]
         else:
-            _listeners[here] = before
+            _listeners[thread] = before
 
 
-def _hear(started: Launch) -> bool:
-    """Whether a launch shall start, as who listens in this thread says."""
+def _lets_through(started: Launch) -> bool:
+    """Whether the listeners of this thread let a launch start."""
     listener = _listeners.get(threading.get_ident())
     return listener is None or listener(started)
 

@@ -1,8 +1,8 @@
-"""Whole numbers that launches are made of.
+"""Integer arithmetic for launches, and constants that modules without torch read.
 
-Triton's own functions for them are its language's too: a call from here takes microseconds, and a prompt's layer makes
-dozens of them. Constants that a layout and the kernels that read it share stand here too: the kernels' modules must not
-import torch, which a process that only compiles them does without.
+Triton's own ``cdiv`` and ``next_power_of_2`` belong to its language too: a call from here takes microseconds, and a
+prompt's layer makes dozens of them. The kernels' modules must not import torch: a process that only compiles them does
+without.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ PEAK_BIAS = 0x400B
 
 FRAGMENT_ROWS = 16
 """Rows of a tile of packed weights (``layouts``)."""
+
+MAX_TOP_LOGPROBS = 20
+"""The most top log-probabilities of a request. The server checks it in a process without torch."""
 
 
 def cdiv(number: int, by: int) -> int:

@@ -26,7 +26,7 @@ Reason = str
 """Why an implementation or a path does not run a spec: one clause that a user understands, with the numbers in it."""
 
 
-class Unit(StrEnum):
+class MatrixUnit(StrEnum):
     """Which arithmetic units do the work."""
 
     BF16 = "bf16"
@@ -58,7 +58,7 @@ class Cost:
 
     bytes: int
     flops: int
-    unit: Unit = Unit.BF16
+    unit: MatrixUnit = MatrixUnit.BF16
     efficiency: float = 0.5
     """Fraction of the floor's speed expected where nothing was measured. Stated by the implementation, not fitted."""
     launches: int = 1

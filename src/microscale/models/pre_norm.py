@@ -31,7 +31,7 @@ from microscale.planning.ops import (
     Ops,
     PagedKv,
     Parts,
-    Ranks,
+    RankSums,
     RopeTable,
     Router,
     Small,
@@ -73,7 +73,7 @@ class PreNormLayer:
     router: Router
     experts: Moe
     small: Small
-    ranks: Ranks
+    ranks: RankSums
 
     @property
     def uses(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class PreNormLayer:
     ) -> tuple[Tensor, Added]:
         qkv, x = self._project(x, state)
         queries = batch.attention[self.kind]
-        if self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+        if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
             return self._feed_forward(self.attention.from_heads(qkv, rope, self.head_norms, kv, queries), x)
         return self.attend(self._write(qkv, batch, kv, rope), x, kv, queries)
 
@@ -102,7 +102,7 @@ class PreNormLayer:
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
         epsilon = self.sizes.rms_epsilon
-        if isinstance(added, torch.Tensor) and self.qkv.refuses_sum(x.shape[0]) is None:
+        if isinstance(added, torch.Tensor) and self.qkv.why_not_fused_norm(x.shape[0]) is None:
             qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
             return qkv.view(x.shape[0], -1, self.sizes.head_dim), x
         if added is None:
@@ -124,7 +124,7 @@ class PreNormLayer:
         normed, x, routing = self.small.add_norm_route(
             added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
         )
-        if self.ranks.world == 1 and self.experts.refuses_parts(x.shape[0]) is None:
+        if self.ranks.world == 1 and self.experts.why_not_parts(x.shape[0]) is None:
             return x, self.experts.parts(normed, routing)
         return x, self.ranks.sum(self.experts(normed, routing))
 

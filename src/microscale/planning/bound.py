@@ -1,7 +1,7 @@
 """Layers that are bound to their weights and to what the oracle chose. Calling one runs just that.
 
-Layers of one kind share a ``…Kind``: what was picked for a kind of batch holds for all of them. A fused form is asked
-for before it is called: ``refuses_…`` says why a batch has to take the ops apart, or ``None``.
+Layers of one kind share a ``…Kind``: the path picked for a kind of batch holds for all of them. Before a fused form is
+called, ``why_not_…`` says why a batch has to take the ops apart, or gives ``None``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from microscale.kernels.moe.spec import (
 )
 from microscale.kernels.op import Reason
 from microscale.kernels.sampling.spec import (
-    Asks,
     Sampled,
     SamplingBatch,
+    SamplingFeatures,
     SamplingOp,
     SamplingPath,
     SamplingSpec,
@@ -50,43 +50,45 @@ from microscale.kernels.sampling.spec import (
 )
 from microscale.kernels.small.spec import (
     HeadNorms,
+    NormAddNorm,
+    NormAddNormRoutePath,
     RopeTable,
     Routed,
     RoutePath,
     Router,
     RouterShape,
-    Sandwich,
-    SandwichRoutePath,
     SmallOps,
     SmallSpec,
 )
+from microscale.planning.path_cache import FusedPathCache, LayerChoice, PathCache
 from microscale.planning.paths import path_for
-from microscale.planning.picks import Choice, Picks
 from microscale.planning.quantise import Weight, take_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MlpPicks = Picks[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]] | Reason]
+MlpPaths = FusedPathCache[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]]]
 
 
 class MoeKind:
     """All expert layers of one kind."""
 
-    def __init__(self, choice: Choice[MoeOp[Any], MoeSpec]) -> None:
+    def __init__(self, choice: LayerChoice[MoeOp[Any], MoeSpec]) -> None:
         self.choice = choice
-        self.runs: Picks[int, tuple[MoeOp[Any], MoeSpec, MoePath[Any]]] = Picks(
-            lambda tokens: choice.picked(lambda entry: entry.paths, tokens)
+        self.runs: PathCache[int, tuple[MoeOp[Any], MoeSpec, MoePath[Any]]] = PathCache(
+            lambda tokens: choice.path(lambda entry: entry.paths, tokens)
         )
-        self.parts: Picks[int, tuple[MoeOp[Any], MoeSpec, PartsPath[Any]] | Reason] = Picks(
-            lambda tokens: choice.fused(lambda entry: entry.parts_paths, tokens)
+        self.parts: FusedPathCache[int, tuple[MoeOp[Any], MoeSpec, PartsPath[Any]]] = FusedPathCache(
+            lambda tokens: choice.fused_path(lambda entry: entry.parts_paths, tokens)
         )
-        self._with_mlp: dict[MlpSpec, MlpPicks] = {}
+        self._with_mlp: dict[MlpSpec, MlpPaths] = {}
 
-    def with_mlp(self, mlp: MlpSpec) -> MlpPicks:
-        """What is picked where this MLP shall run with the experts."""
+    def with_mlp(self, mlp: MlpSpec) -> MlpPaths:
+        """The paths where this MLP runs with the experts."""
         if mlp not in self._with_mlp:
-            self._with_mlp[mlp] = Picks(lambda tokens: self.choice.fused(lambda op: op.mlp_paths, tokens, mlp=mlp))
+            self._with_mlp[mlp] = FusedPathCache(
+                lambda tokens: self.choice.fused_path(lambda op: op.mlp_paths, tokens, mlp=mlp)
+            )
         return self._with_mlp[mlp]
 
 
@@ -97,24 +99,19 @@ class Moe:
         self._kind = kind
         self._gpu = kind.choice.gpu
         self._packed = kind.choice.implementations[0].pack(weights, kind.choice.specs[0])
-        self._mlp: tuple[Mlp | None, MlpPicks] | None = None
+        self._mlp: tuple[Mlp | None, MlpPaths] | None = None
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         entry, spec, path = self._kind.runs[x.shape[0]]
         return entry.run(self._packed, spec, self._gpu, x, routing, path)
 
-    def refuses_parts(self, tokens: int) -> Reason | None:
-        """Why a batch of so many tokens is to be called and adds up a token's experts by itself; ``None``: ``parts``
-        leaves that to the reader."""
-        found = self._kind.parts[tokens]
-        return found if isinstance(found, str) else None
+    def why_not_parts(self, tokens: int) -> Reason | None:
+        """``None``: for this many tokens ``parts`` leaves the sum over a token's experts to the reader."""
+        return self._kind.parts.why_not(tokens)
 
     def parts(self, x: Tensor, routing: Routing) -> Parts:
-        """As a call, but for the sum over a token's experts. The norms of ``Small`` take it as it is."""
-        found = self._kind.parts[x.shape[0]]
-        if isinstance(found, str):
-            raise Unsupported(f"The experts cannot be left apart: {found}; ask refuses_parts first.")
-        entry, spec, path = found
+        """Like a call, without the sum over a token's experts. The norms of ``Small`` take it as it is."""
+        entry, spec, path = self._kind.parts.need(x.shape[0], "why_not_parts")
         return entry.run_parts(self._packed, spec, self._gpu, x, routing, path)
 
     def bind_mlp(self, gate_up: Dense, down: Dense) -> None:
@@ -122,7 +119,7 @@ class Moe:
         in runs of ``MLP_RUN``."""
         hidden, units = self._kind.choice.specs[0].hidden, down.spec.columns
         if (gate_up.spec.rows, gate_up.spec.columns, down.spec.rows) != (2 * units, hidden, hidden):
-            raise Unsupported(f"An MLP beside experts of {hidden} columns cannot be {gate_up.spec} and {down.spec}.")
+            raise Unsupported(f"An MLP next to experts of {hidden} columns cannot be {gate_up.spec} and {down.spec}.")
         first, second = gate_up.packed, down.packed
         packed = Mlp(first, second) if isinstance(first, PackedDense) and isinstance(second, PackedDense) else None
         formats = dict.fromkeys(layer.spec.weight_format for layer in (gate_up, down))
@@ -130,37 +127,34 @@ class Moe:
         spec = MlpSpec(units, " and ".join(formats), packed is not None, bias)
         self._mlp = packed, self._kind.with_mlp(spec)
 
-    def refuses_mlp(self, tokens: int) -> Reason | None:
-        """Why a batch of so many tokens takes the bound MLP and the experts apart; ``None``: ``with_mlp`` runs both."""
-        if self._mlp is None:
-            return "no MLP was bound to the experts"
-        found = self._mlp[1][tokens]
-        return found if isinstance(found, str) else None
+    def why_not_mlp(self, tokens: int) -> Reason | None:
+        """``None``: for this many tokens ``with_mlp`` runs the bound MLP and the experts."""
+        return "no MLP was bound to the experts" if self._mlp is None else self._mlp[1].why_not(tokens)
 
     def with_mlp(self, x: Tensor, routing: Routing) -> Tensor:
         """The bound MLP in the experts' own launches: ``x [2, tokens, hidden]``, for the MLP and for the experts →
-        both answers."""
-        mlp, picks = self._mlp or (None, None)
-        if mlp is None or picks is None or isinstance(found := picks[x.shape[1]], str):
-            reason = self.refuses_mlp(x.shape[1])
-            raise Unsupported(f"The MLP cannot run with the experts: {reason}; ask refuses_mlp first.")
-        entry, spec, path = found
+        both results."""
+        mlp, paths = self._mlp or (None, None)
+        if paths is None:
+            raise Unsupported("No MLP was bound to the experts; check why_not_mlp first.")
+        entry, spec, path = paths.need(x.shape[1], "why_not_mlp")
+        assert mlp is not None  # a path refuses an MLP that is not packed
         return entry.run_with_mlp(self._packed, mlp, spec, self._gpu, x, routing, path)
 
 
 class DenseKind:
     """All dense layers of one kind."""
 
-    def __init__(self, choice: Choice[DenseOp[Any], DenseSpec]) -> None:
+    def __init__(self, choice: LayerChoice[DenseOp[Any], DenseSpec]) -> None:
         self.choice = choice
-        self.runs: Picks[int, tuple[DenseOp[Any], DenseSpec, DensePath[Any]]] = Picks(
-            lambda tokens: choice.picked(lambda entry: entry.paths, tokens)
+        self.runs: PathCache[int, tuple[DenseOp[Any], DenseSpec, DensePath[Any]]] = PathCache(
+            lambda tokens: choice.path(lambda entry: entry.paths, tokens)
         )
-        self.logits: Picks[int, tuple[DenseOp[Any], DenseSpec, LogitsPath[Any]]] = Picks(
-            lambda tokens: choice.picked(lambda entry: entry.logits_paths, tokens)
+        self.logits: PathCache[int, tuple[DenseOp[Any], DenseSpec, LogitsPath[Any]]] = PathCache(
+            lambda tokens: choice.path(lambda entry: entry.logits_paths, tokens)
         )
-        self.sums: Picks[int, tuple[DenseOp[Any], DenseSpec, SumPath[Any]] | Reason] = Picks(
-            lambda tokens: choice.fused(lambda entry: entry.sum_paths, tokens)
+        self.sums: FusedPathCache[int, tuple[DenseOp[Any], DenseSpec, SumPath[Any]]] = FusedPathCache(
+            lambda tokens: choice.fused_path(lambda entry: entry.sum_paths, tokens)
         )
 
 
@@ -191,17 +185,13 @@ class Dense:
         entry, spec, path = self._kind.logits[x.shape[0]]
         return entry.run_logits(self._packed, spec, self._gpu, x, path)
 
-    def refuses_sum(self, tokens: int) -> Reason | None:
-        """Why so many tokens are added and normed by ``small.add_rms_norm`` first; ``None``: ``from_sum`` does it."""
-        found = self._kind.sums[tokens]
-        return found if isinstance(found, str) else None
+    def why_not_fused_norm(self, tokens: int) -> Reason | None:
+        """``None``: for this many tokens ``from_sum`` adds and norms; otherwise ``small.add_rms_norm`` runs first."""
+        return self._kind.sums.why_not(tokens)
 
     def from_sum(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """As ``small.add_rms_norm`` and a call, in one launch: the layer of the norm, and the sum."""
-        found = self._kind.sums[x.shape[0]]
-        if isinstance(found, str):
-            raise Unsupported(f"The layer cannot take a sum: {found}; ask refuses_sum first.")
-        entry, spec, path = found
+        """``small.add_rms_norm`` and a call in one launch: the layer of the norm, and the sum."""
+        entry, spec, path = self._kind.sums.need(x.shape[0], "why_not_fused_norm")
         return entry.run_from_sum(self._packed, spec, self._gpu, Summed(x, residual, weight, epsilon), path)
 
 
@@ -221,13 +211,13 @@ def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
 class AttentionKind:
     """All attention layers of one kind."""
 
-    def __init__(self, choice: Choice[AttentionOp, AttentionSpec]) -> None:
+    def __init__(self, choice: LayerChoice[AttentionOp, AttentionSpec]) -> None:
         self.choice = choice
-        self.runs: Picks[BatchKey, tuple[AttentionOp, AttentionSpec, AttentionPath]] = Picks(
-            lambda key: choice.picked(lambda entry: entry.paths, key[0], batch=_shape(key))
+        self.runs: PathCache[BatchKey, tuple[AttentionOp, AttentionSpec, AttentionPath]] = PathCache(
+            lambda key: choice.path(lambda entry: entry.paths, key[0], batch=_shape(key))
         )
-        self.fused: Picks[HeadsKey, tuple[AttentionOp, AttentionSpec, FusedPath] | Reason] = Picks(
-            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(*key))
+        self.fused: FusedPathCache[HeadsKey, tuple[AttentionOp, AttentionSpec, FusedPath]] = FusedPathCache(
+            lambda key: choice.fused_path(lambda entry: entry.fused_paths, key[0][0], batch=_shape(*key))
         )
 
 
@@ -250,22 +240,19 @@ class Attention:
         kind = norms is not None, norms is not None and norms.values, heads == self._shared_heads
         return _batch_key(tokens, kv, batch), kind
 
-    def refuses_heads(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> Reason | None:
-        """Why a batch's heads are rotated and written by ``small.rope_and_write_kv`` first; ``None``: ``from_heads``
-        does it all."""
-        found = self._kind.fused[self._heads_key(qkv, norms, kv, batch)]
-        return found if isinstance(found, str) else None
+    def why_not_fused_heads(
+        self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch
+    ) -> Reason | None:
+        """``None``: ``from_heads`` does it all; otherwise ``small.rope_and_write_kv`` runs first."""
+        return self._kind.fused.why_not(self._heads_key(qkv, norms, kv, batch))
 
     def from_heads(
         self, qkv: Tensor, rope: RopeTable, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch
     ) -> Tensor:
-        """As ``small.rope_and_write_kv`` and a call, in one launch: ``qkv [tokens, heads and KV heads, head_dim]``, one
+        """``small.rope_and_write_kv`` and a call in one launch: ``qkv [tokens, heads and KV heads, head_dim]``, one
         token of each sequence."""
         key = self._heads_key(qkv, norms, kv, batch)
-        found = self._kind.fused[key]
-        if isinstance(found, str):
-            raise Unsupported(f"Attention cannot take these heads: {found}; ask refuses_heads first.")
-        entry, spec, path = found
+        entry, spec, path = self._kind.fused.need(key, "why_not_fused_heads")
         transform = HeadTransform(rope, norms, shared=key[1][2])
         return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
 
@@ -273,7 +260,7 @@ class Attention:
 class SmallKind:
     """The small ops of one kind of layers."""
 
-    def __init__(self, choice: Choice[SmallOps, SmallSpec]) -> None:
+    def __init__(self, choice: LayerChoice[SmallOps, SmallSpec]) -> None:
         # One implementation for all sizes: they have no weights to share a layout of.
         gpu, spec, chosen = choice.gpu, choice.specs[0], choice.implementations[0]
         self.ops = chosen.on(gpu)
@@ -281,11 +268,11 @@ class SmallKind:
         def routed(tokens: int, router: RouterShape) -> SmallSpec:
             return replace(spec, tokens=tokens, router=router)
 
-        self.routes: Picks[tuple[int, bool, bool], RoutePath] = Picks(
+        self.routes: PathCache[tuple[int, bool, bool], RoutePath] = PathCache(
             lambda key: path_for(chosen.route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
         )
-        self.sandwich_routes: Picks[tuple[int, bool, bool, int], SandwichRoutePath] = Picks(
-            lambda key: path_for(chosen.sandwich_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        self.norm_add_norm_routes: PathCache[tuple[int, bool, bool, int], NormAddNormRoutePath] = PathCache(
+            lambda key: path_for(chosen.norm_add_norm_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
         )
 
 
@@ -310,12 +297,12 @@ class Small:
         return self._kind.ops.add_norm_route(x, residual, weight, epsilon, router, top_k, path)
 
     def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+        self, x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int
     ) -> Routed:
         """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
         has = router.bias is not None, router.expert_scale is not None
-        path = self._kind.sandwich_routes[x.shape[0], *has, sandwich.after.shape[0] - 1]
-        return self._kind.ops.norm_add_norm_route(x, residual, sandwich, router, top_k, path)
+        path = self._kind.norm_add_norm_routes[x.shape[0], *has, around.after.shape[0] - 1]
+        return self._kind.ops.norm_add_norm_route(x, residual, around, router, top_k, path)
 
 
 class Embedding:
@@ -337,20 +324,20 @@ class Embedding:
 class Sampling:
     """Sampling from one vocabulary."""
 
-    def __init__(self, choice: Choice[SamplingOp, SamplingSpec]) -> None:
+    def __init__(self, choice: LayerChoice[SamplingOp, SamplingSpec]) -> None:
         self._gpu = choice.gpu
-        self._runs: Picks[tuple[int, Asks], tuple[SamplingOp, SamplingSpec, SamplingPath]] = Picks(
-            lambda key: choice.picked(lambda entry: entry.paths, key[0], asks=key[1])
+        self._runs: PathCache[tuple[int, SamplingFeatures], tuple[SamplingOp, SamplingSpec, SamplingPath]] = PathCache(
+            lambda key: choice.path(lambda entry: entry.paths, key[0], features=key[1])
         )
-        self._scores: Picks[tuple[int, Asks], tuple[SamplingOp, SamplingSpec, ScorePath]] = Picks(
-            lambda key: choice.picked(lambda entry: entry.score_paths, key[0], asks=key[1])
+        self._scores: PathCache[tuple[int, SamplingFeatures], tuple[SamplingOp, SamplingSpec, ScorePath]] = PathCache(
+            lambda key: choice.path(lambda entry: entry.score_paths, key[0], features=key[1])
         )
 
     def __call__(self, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
-        entry, spec, path = self._runs[logits.shape[0], batch.asks(blocks)]
+        entry, spec, path = self._runs[logits.shape[0], batch.features(blocks)]
         return entry.run(spec, self._gpu, logits, batch, blocks, path)
 
     def score(self, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
         """Log-probabilities of given tokens."""
-        entry, spec, path = self._scores[logits.shape[0], Asks(tops=top_logprobs > 0)]
+        entry, spec, path = self._scores[logits.shape[0], SamplingFeatures(tops=top_logprobs > 0)]
         return entry.score(spec, self._gpu, logits, tokens, top_logprobs, path)

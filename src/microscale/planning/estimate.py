@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from microscale.hardware import LAUNCH_US, UNCHAINED_US, Feature, Gpu, speeds
-from microscale.kernels.attention.spec import AttentionSpec
+from microscale.kernels.attention.spec import AttentionSpec, BatchShape
+from microscale.kernels.moe.cost import expected_experts
+from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Cost, Implementation
 
 DECODING_TOKENS = 256
@@ -89,3 +91,24 @@ def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, k
 
 def _reach(spec: AttentionSpec) -> int | None:
     return None if spec.window is None else min(spec.context, spec.tokens + spec.window)
+
+
+def decoding(spec: AttentionSpec, sequences: int, context: int, kv_fp8: bool) -> AttentionSpec:
+    """The attention spec of a decoding step: one new token of each sequence."""
+    shape = None
+    if sequences > DECODING_TOKENS:  # otherwise they would count as one prompt
+        shape = BatchShape(sequences, 1, -(-context // spec.page_size), kv_fp8)
+    return replace(spec, tokens=sequences, context=context, batch=shape)
+
+
+def verified(spec: AttentionSpec, sequences: int, drafts: int, context: int, kv_fp8: bool) -> AttentionSpec:
+    """Sequences that verify drafts: each reads its keys once for its next token and all of them."""
+    pages = -(-(context + drafts) // spec.page_size)
+    shape = BatchShape(sequences, 1 + drafts, pages, kv_fp8, verify=True)
+    return replace(spec, tokens=sequences * (1 + drafts), context=context, batch=shape)
+
+
+def distinct_experts(spec: Any, tokens: int) -> float:
+    """Experts of a layer that this many tokens are expected to use if they spread evenly."""
+    assert isinstance(spec, MoeSpec)
+    return expected_experts(replace(spec, tokens=tokens))

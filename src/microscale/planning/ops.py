@@ -28,11 +28,11 @@ from microscale.kernels.sampling.spec import (
     Bias,
     History,
     Sampled,
+    SampleStatus,
     SamplingBatch,
     SamplingSpec,
-    Status,
 )
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallSpec
 from microscale.planning import registry
 from microscale.planning.bound import (
     Attention,
@@ -48,19 +48,58 @@ from microscale.planning.bound import (
 )
 from microscale.planning.decision import Plan
 from microscale.planning.oracle import Preference
-from microscale.planning.picks import Choice, OpT, SpecT
+from microscale.planning.path_cache import LayerChoice, OpT, SpecT
 from microscale.planning.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.planning.precision import EXACT, Precision
 from microscale.planning.quantise import Weight, convert, format_name
-from microscale.planning.ranks import ALONE, Ranks
-from microscale.planning.side_stream import SideStream
-from microscale.planning.specs import dense_spec, moe_spec
+from microscale.planning.ranks import ALONE, RankSums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Computed = TypeVar("Computed")
+
+
+def dense_spec(
+    weights: DenseWeights, activations: Activations, softcap: float | None = None, behind_sum: bool = False
+) -> DenseSpec:
+    """The spec of one token, with the weights as they are in the checkpoint."""
+    rows, columns = weights.weight.shape
+    bias = weights.bias is not None
+    return DenseSpec(rows, columns, weights.format, activations, bias, 1, softcap, behind_sum)
+
+
+def moe_spec(gate_up: Weight, activations: Activations, top_k: int, gate: Gate, *, bias: bool) -> MoeSpec:
+    """The same of experts: ``gate_up [experts, twice the width after the gate, hidden]``."""
+    experts, rows, hidden = gate_up.shape
+    return MoeSpec(experts, top_k, hidden, rows // 2, format_name(gate_up), activations, gate, bias, tokens=1)
+
+
+class SideStream:
+    """Runs two independent pieces of work at once: on a GPU two streams, in a CUDA graph two branches that join."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor], *, at_once: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Both results, which later work on the current stream may read.
+
+        Memory is safe. The caller holds what ``first`` reads until the streams have joined. Its result belongs to the
+        side stream, whose next turn begins only after everything that the current stream was given by then, readers of
+        this result included.
+        """
+        if self._side is None or not at_once:
+            return first(), second()
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            one = first()
+        other = second()
+        main.wait_stream(self._side)
+        return one, other
 
 
 class Ops:
@@ -74,7 +113,7 @@ class Ops:
         precision: Precision = EXACT,
         plan: Plan | None = None,
         threads: int | None = None,
-        ranks: Ranks = ALONE,
+        ranks: RankSums = ALONE,
     ) -> None:
         """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for. ``ranks``: who holds
         the other parts of the model."""
@@ -161,14 +200,14 @@ class Ops:
     def sampling(self, vocab: int) -> Sampling:
         return Sampling(self._choose("sampling", "sampling", SamplingSpec(vocab, tokens=1), registry.sampling))
 
-    def _choose(self, op: str, layer: str, spec: SpecT, find: Callable[[str], OpT]) -> Choice[OpT, SpecT]:
+    def _choose(self, op: str, layer: str, spec: SpecT, find: Callable[[str], OpT]) -> LayerChoice[OpT, SpecT]:
         setup = Setup(self.gpu, self.activations, self.preference, self.precision)
         if not self.plan.of(op, layer):
             self.plan.add(decide_use(Use(op, layer, spec), setup))
         decisions = self.plan.of(op, layer)
         self._check_spec(layer, decisions[0].spec, self.precision.applied(layer, spec))
         specs = tuple(decision.spec for decision in decisions)
-        return Choice(specs, tuple(find(decision.chosen) for decision in decisions), self.gpu)
+        return LayerChoice(specs, tuple(find(decision.chosen) for decision in decisions), self.gpu)
 
     def _check_spec(self, layer: str, planned: Any, asked: Any) -> None:
         """Refuse a plan that was made for another layer than the model binds. How many tokens run, how much context was
@@ -211,23 +250,23 @@ __all__ = [
     "Moe",
     "MoeSpec",
     "MoeWeights",
+    "NormAddNorm",
     "Ops",
     "PagedKv",
     "Parts",
     "Preference",
-    "Ranks",
+    "RankSums",
     "RopeTable",
     "Router",
     "Routing",
+    "SampleStatus",
     "Sampled",
     "Sampling",
     "SamplingBatch",
     "SamplingSpec",
-    "Sandwich",
     "SideStream",
     "Small",
     "SmallSpec",
-    "Status",
     "Use",
     "recording",
 ]

@@ -21,7 +21,7 @@ from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
-from microscale.kernels.sampling.spec import Asks, SamplingOp
+from microscale.kernels.sampling.spec import SamplingFeatures, SamplingOp
 from microscale.kernels.small.spec import SmallOps
 from microscale.planning.decision import PathSpan, Rejected
 
@@ -31,7 +31,7 @@ EVERY_SIZE_TO = 128
 differ, the very number."""
 PATH_LISTS = (
     "paths", "logits_paths", "sum_paths", "parts_paths", "mlp_paths", "fused_paths", "route_paths",
-    "sandwich_route_paths", "score_paths",
+    "norm_add_norm_route_paths", "score_paths",
 )  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
 VERIFIED = 4
@@ -89,7 +89,7 @@ def path_for(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT:
     return found
 
 
-class Asked(StrEnum):
+class PathList(StrEnum):
     """A form, by the attribute that lists its paths."""
 
     RUN = "paths"
@@ -99,15 +99,15 @@ class Asked(StrEnum):
     WITH_MLP = "mlp_paths"
     FUSED = "fused_paths"
     ROUTE = "route_paths"
-    SANDWICH_ROUTE = "sandwich_route_paths"
+    NORM_ADD_NORM_ROUTE = "norm_add_norm_route_paths"
 
 
-def ask(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Pick[Any]:
+def ask(entry: Implementation[Any], form: PathList, spec: Any, gpu: Gpu) -> Pick[Any]:
     """Which path of an implementation runs this form of a spec, and why not the others: for cases and tests."""
     return pick(getattr(entry, form.value), spec, gpu)
 
 
-def path_of(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Any:
+def path_of(entry: Implementation[Any], form: PathList, spec: Any, gpu: Gpu) -> Any:
     """The path that runs this form of a spec, or an error with every reason."""
     return path_for(getattr(entry, form.value), spec, gpu)
 
@@ -116,7 +116,7 @@ def path_of(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Any
 
 
 @dataclass(frozen=True)
-class Form:
+class LayerForm:
     """One question that is asked of a layer at every batch size."""
 
     name: str
@@ -128,25 +128,25 @@ class Form:
     """Where no path runs it, the model takes the ops apart."""
 
 
-def forms(entry: Implementation[Any], layer: str, spec: Any, kv_fp8: bool = False) -> Iterator[Form]:
+def forms(entry: Implementation[Any], layer: str, spec: Any, kv_fp8: bool = False) -> Iterator[LayerForm]:
     """What a layer of this implementation may be asked."""
     if isinstance(entry, AttentionOp):
         yield from _attention_forms(entry, kv_fp8)
     elif isinstance(entry, SamplingOp):
         yield from _sampling_forms(entry)
     elif isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD:
-        yield Form("", entry.logits_paths, _tokens)
+        yield LayerForm("", entry.logits_paths, _tokens)
     elif entry.paths:
-        yield Form("", entry.paths, _tokens)
+        yield LayerForm("", entry.paths, _tokens)
     if isinstance(entry, DenseOp) and entry.sum_paths and spec.behind_sum:
-        yield Form("with its norm", entry.sum_paths, _tokens, fused=True)
+        yield LayerForm("with its norm", entry.sum_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.parts_paths:
-        yield Form("summed by the next norm", entry.parts_paths, _tokens, fused=True)
+        yield LayerForm("summed by the next norm", entry.parts_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
-        yield Form("with a dense MLP", entry.mlp_paths, _tokens, fused=True)
+        yield LayerForm("with a dense MLP", entry.mlp_paths, _tokens, fused=True)
     if isinstance(entry, SmallOps):
-        yield Form("behind a sum", entry.route_paths, _tokens)
-        yield Form("between norms", entry.sandwich_route_paths, _tokens)
+        yield LayerForm("behind a sum", entry.route_paths, _tokens)
+        yield LayerForm("between norms", entry.norm_add_norm_route_paths, _tokens)
 
 
 def _tokens(spec: Any, tokens: int) -> Any:
@@ -154,24 +154,24 @@ def _tokens(spec: Any, tokens: int) -> Any:
 
 
 SAMPLINGS = {
-    "greedy": Asks(blocks=True),
-    "temperature": Asks(draws=True, blocks=True),
-    "top-k or top-p": Asks(draws=True, filters=True, blocks=True),
-    "with a bias": Asks(draws=True, filters=True, adjusts=True, biases=True, blocks=True),
+    "greedy": SamplingFeatures(blocks=True),
+    "temperature": SamplingFeatures(draws=True, blocks=True),
+    "top-k or top-p": SamplingFeatures(draws=True, filters=True, blocks=True),
+    "with a bias": SamplingFeatures(draws=True, filters=True, adjusts=True, biases=True, blocks=True),
 }
 """Batches that ``explain`` shows, by what some row asks for."""
 
 
-def _sampling_forms(entry: SamplingOp) -> Iterator[Form]:
-    def asking(asks: Asks) -> Callable[[Any, int], Any]:
-        return lambda spec, tokens: replace(spec, tokens=tokens, asks=asks)
+def _sampling_forms(entry: SamplingOp) -> Iterator[LayerForm]:
+    def with_features(features: SamplingFeatures) -> Callable[[Any, int], Any]:
+        return lambda spec, tokens: replace(spec, tokens=tokens, features=features)
 
-    for name, asks in SAMPLINGS.items():
-        yield Form(name, entry.paths, asking(asks))
-    yield Form("a prompt's tokens", entry.score_paths, asking(Asks()))
+    for name, features in SAMPLINGS.items():
+        yield LayerForm(name, entry.paths, with_features(features))
+    yield LayerForm("a prompt's tokens", entry.score_paths, with_features(SamplingFeatures()))
 
 
-def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
+def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[LayerForm]:
     """Decoding is one token of each sequence at the full context, with drafts ``VERIFIED``; a mixed batch is a prompt
     beside one that decodes."""
 
@@ -186,13 +186,13 @@ def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
         return at
 
     decoding = shaped(lambda tokens: tokens, lambda _: 1)
-    yield Form("decode", entry.paths, decoding)
-    yield Form("prefill", entry.paths, shaped(lambda _: 1, lambda tokens: tokens))
-    yield Form("mixed", entry.paths, shaped(lambda _: 2, lambda tokens: max(1, tokens - 1)))
+    yield LayerForm("decode", entry.paths, decoding)
+    yield LayerForm("prefill", entry.paths, shaped(lambda _: 1, lambda tokens: tokens))
+    yield LayerForm("mixed", entry.paths, shaped(lambda _: 2, lambda tokens: max(1, tokens - 1)))
     if entry.fused_paths:
-        yield Form("decode from the projection", entry.fused_paths, decoding, fused=True)
+        yield LayerForm("decode from the projection", entry.fused_paths, decoding, fused=True)
         drafted = shaped(lambda tokens: -(-tokens // VERIFIED), lambda tokens: min(tokens, VERIFIED), verify=True)
-        yield Form(f"{VERIFIED - 1} drafts each, from the projection", entry.fused_paths, drafted, fused=True)
+        yield LayerForm(f"{VERIFIED - 1} drafts each, from the projection", entry.fused_paths, drafted, fused=True)
 
 
 def compiled_wrong(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, first: int) -> Reason | None:
@@ -221,7 +221,7 @@ def spans(
     return tuple(found)
 
 
-def _spans_of(form: Form, spec: Any, gpu: Gpu, first: int, last: int) -> Iterator[PathSpan]:
+def _spans_of(form: LayerForm, spec: Any, gpu: Gpu, first: int, last: int) -> Iterator[PathSpan]:
     def path_at(tokens: int) -> Path[Any] | None:
         return first_path(form.paths, form.at(spec, tokens), gpu)
 

@@ -8,13 +8,13 @@ import torch
 
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
-from microscale.kernels.sampling.spec import Sampled, Status
+from microscale.kernels.sampling.spec import Sampled, SampleStatus
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Ranks(Protocol):
+class RankSums(Protocol):
     """All ranks call ``sum`` with the same shapes in the same order; see ``parallel/group.Group``."""
 
     @property
@@ -42,7 +42,7 @@ class NoSums:
 
 ALONE = NoSums(1)
 
-__all__ = ["ALONE", "NoSums", "Ranks", "as_one_block", "likeliest", "summarise"]
+__all__ = ["ALONE", "NoSums", "RankSums", "as_one_block", "likeliest", "summarise"]
 
 
 def as_one_block(logits: Logits) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,5 +56,5 @@ def as_one_block(logits: Logits) -> tuple[Tensor, Tensor, Tensor]:
 def likeliest(logits: Logits) -> Sampled:
     """The likeliest token of each row and its log-probability, from the blocks alone."""
     largest, rows, total = as_one_block(logits)
-    status = torch.where(largest.isfinite(), int(Status.OK), int(Status.NON_FINITE))
+    status = torch.where(largest.isfinite(), int(SampleStatus.OK), int(SampleStatus.NON_FINITE))
     return Sampled(rows.int(), -total.log(), status.int())

@@ -18,11 +18,10 @@ from microscale.kernels.moe.spec import Gate, MoeWeights
 from microscale.kernels.op import Activations
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
-from microscale.planning.ops import Ops
+from microscale.planning.ops import Ops, dense_spec, moe_spec
 from microscale.planning.oracle import Preference
 from microscale.planning.plan import Use
 from microscale.planning.quantise import Weight
-from microscale.planning.specs import dense_spec, moe_spec
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from microscale.errors import Unsupported
 from microscale.kernels.attention.op import AttentionOp
@@ -13,13 +13,11 @@ from microscale.kernels.dense.fragments import TritonFp8, TritonMxfp4, TritonMxf
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
 from microscale.kernels.moe.dequantized import DequantizedMoe
+from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.spec import MoeOp
-from microscale.kernels.moe.w4a8 import TritonW4A8
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a8 import TritonW8A8
-from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.op import Implementation
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.reference import ReferenceSampling
@@ -70,31 +68,22 @@ def find(op: str, name: str) -> Implementation[Any]:
     raise Unsupported(f"{op} has no implementation {name!r}; it has {', '.join(e.name for e in of_op(op))}.")
 
 
+# The table has each under its op.
 def moe(name: str) -> MoeOp[Any]:
-    found = find("moe", name)
-    assert isinstance(found, MoeOp)  # the table has it under this op, and so below
-    return found
+    return cast("MoeOp[Any]", find("moe", name))
 
 
 def dense(name: str) -> DenseOp[Any]:
-    found = find("dense", name)
-    assert isinstance(found, DenseOp)
-    return found
+    return cast("DenseOp[Any]", find("dense", name))
 
 
 def attention(name: str) -> AttentionOp:
-    found = find("attention", name)
-    assert isinstance(found, AttentionOp)
-    return found
+    return cast("AttentionOp", find("attention", name))
 
 
 def small(name: str) -> SmallOps:
-    found = find("small", name)
-    assert isinstance(found, SmallOps)
-    return found
+    return cast("SmallOps", find("small", name))
 
 
 def sampling(name: str) -> SamplingOp:
-    found = find("sampling", name)
-    assert isinstance(found, SamplingOp)
-    return found
+    return cast("SamplingOp", find("sampling", name))

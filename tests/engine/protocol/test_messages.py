@@ -47,7 +47,7 @@ from microscale.engine.protocol.messages import (
 from microscale.engine.request import Finish
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
 from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError, QueueFull
-from microscale.planning.limits import MAX_TOP_LOGPROBS
+from microscale.planning import MAX_TOP_LOGPROBS
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
 

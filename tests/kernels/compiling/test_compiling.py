@@ -32,7 +32,7 @@ from microscale.kernels.compiling import source as sources
 from microscale.kernels.compiling.cache import use_cache
 from microscale.kernels.compiling.job import (
     SLOW,
-    Job,
+    CompileJob,
     is_compiled,
     missing,
     run_job,
@@ -82,7 +82,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three kernels, compiled once for all tests; they copy it."""
     path = tmp_path_factory.mktemp("filled")
     with knobs.cache.scope(), knobs.compilation.scope():
-        results = list(run_job(Job(list(quick(3)), TARGET, use_cache(path), 2)))
+        results = list(run_job(CompileJob(list(quick(3)), TARGET, use_cache(path), 2)))
     assert [result.error for result in results] == [None] * 4, results
     return path
 
@@ -117,8 +117,8 @@ def test_the_key_is_the_launchs(card: str, name: str, precision: str, monkeypatc
     monkeypatch.setattr(triton.compiler, "compile", hear)
     launches = recorded(card, name, precision)
     target = GPUTarget("cuda", known(card).sm, WARP_SIZE)
-    job = json.loads(json.dumps(Job(list(launches), target, Path("x"), 1).to_json()))
-    read = Job.from_json(job)
+    job = json.loads(json.dumps(CompileJob(list(launches), target, Path("x"), 1).to_json()))
+    read = CompileJob.from_json(job)
     assert list(read.kernels) == list(launches)
     assert len(launches) > 40
     with faked_anew(known(card)):
@@ -130,9 +130,9 @@ def test_the_key_is_the_launchs(card: str, name: str, precision: str, monkeypatc
 
 ORDERS = """
 import json, random, sys
-from microscale.kernels.compiling.job import Job
+from microscale.kernels.compiling.job import CompileJob
 from microscale.kernels.compiling.source import cache_hash
-job = Job.from_json(json.load(open(sys.argv[1])))
+job = CompileJob.from_json(json.load(open(sys.argv[1])))
 order = list(range(len(job.kernels)))
 random.Random(sys.argv[2]).shuffle(order)
 found = {number: cache_hash(job.kernels[number], job.target) for number in order}
@@ -143,7 +143,7 @@ print(json.dumps(sorted(found.items())))
 def test_the_key_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
     """Processes that come to the kernels in other orders find each other's."""
     kernels = list(recorded("gb10", "gpt-oss-20b"))
-    (tmp_path / "job.json").write_text(json.dumps(Job(kernels, TARGET, tmp_path, 1).to_json()))
+    (tmp_path / "job.json").write_text(json.dumps(CompileJob(kernels, TARGET, tmp_path, 1).to_json()))
     found = set()
     for seed in "ab":
         command = [sys.executable, "-c", ORDERS, str(tmp_path / "job.json"), seed]
@@ -241,7 +241,7 @@ def test_a_kernel_that_does_not_compile_is_named(folder: Path) -> None:
     good, other = quick(2)
     bad = replace(other, options=(("num_warps", 3),))
     unknown = replace(other, options=(("num_wraps", 4),))
-    results = {result.name: result.error for result in run_job(Job([bad, good, unknown], TARGET, folder, 1))}
+    results = {result.name: result.error for result in run_job(CompileJob([bad, good, unknown], TARGET, folder, 1))}
     assert results.pop(good.label) is None
     assert results.pop("Triton's module for the driver") is None
     assert "power of 2" in str(results[bad.label])
@@ -265,7 +265,7 @@ def wait_for(condition: object, seconds: float = 60.0) -> None:
 
 def test_a_compiler_that_is_killed_costs_its_kernel(folder: Path) -> None:
     kernels = list(quick(2))
-    run = run_job(Job(kernels, TARGET, folder, 1))
+    run = run_job(CompileJob(kernels, TARGET, folder, 1))
     first = next(run)
     assert first.kernel is None
     helper = next(pid for pid in children(os.getpid()) if b"microscale.kernels.compiling" in command_of(pid))
@@ -279,7 +279,7 @@ def test_a_compiler_that_is_killed_costs_its_kernel(folder: Path) -> None:
 
 def test_a_helper_that_is_killed_ends_the_run(folder: Path) -> None:
     kernels = list(quick(2))
-    run = run_job(Job(kernels, TARGET, folder, 1))
+    run = run_job(CompileJob(kernels, TARGET, folder, 1))
     next(run)
     helper = next(pid for pid in children(os.getpid()) if b"microscale.kernels.compiling" in command_of(pid))
     wait_for(lambda: children(helper))
@@ -301,9 +301,9 @@ import sys
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from microscale.kernels.compiling.cache import use_cache
-from microscale.kernels.compiling.job import Job, run_job
+from microscale.kernels.compiling.job import CompileJob, run_job
 import json
-job = Job.from_json(json.load(open(sys.argv[1])))
+job = CompileJob.from_json(json.load(open(sys.argv[1])))
 use_cache(job.folder)
 for result in run_job(job):
     print(result.name, flush=True)
@@ -316,7 +316,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_is_used_or_ignored(
 ) -> None:
     """The owner is killed again and again. Its compilers end with it, and what they leave is whole or not seen."""
     kernels = list(quick(3))
-    (tmp_path / "job.json").write_text(json.dumps(Job(kernels, TARGET, folder, 2).to_json()))
+    (tmp_path / "job.json").write_text(json.dumps(CompileJob(kernels, TARGET, folder, 2).to_json()))
     chance = random.Random(5)
     for _ in range(3):
         owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "job.json")], stdout=subprocess.PIPE)
@@ -332,7 +332,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_is_used_or_ignored(
             if is_compiled(kernel, TARGET):
                 assert cubin(folder, kernel) == cubin(filled, kernel)
     lacking = missing(kernels, TARGET)
-    assert [result.error for result in run_job(Job(lacking, TARGET, folder, 2))] == [None] * (1 + len(lacking))
+    assert [result.error for result in run_job(CompileJob(lacking, TARGET, folder, 2))] == [None] * (1 + len(lacking))
     assert [cubin(folder, kernel) for kernel in kernels] == [cubin(filled, kernel) for kernel in kernels]
 
 

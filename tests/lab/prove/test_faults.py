@@ -11,12 +11,12 @@ from torch import Tensor
 from kernels import cases_attention, cases_dense
 from lab.prove.test_interpret import problem, run_grouped, run_small_batch
 from microscale.hardware import known
-from microscale.hardware.tiles.gemm import possible
+from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
-from microscale.planning.calls import run_attention
+from microscale_lab.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
 from ptxproof.errors import InterpretError
 from support.interpreted import Edit, interpreted
@@ -60,7 +60,7 @@ def small_batch(edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 def dense(edit: Edit | None) -> tuple[Tensor, Tensor]:
     given = cases_dense.make_problem("mxfp4", 20, 144, 352)
-    tile = next(iter(possible(gemm.path_of(4, False), GPU)))
+    tile = next(iter(possible(GemmPath.W4A16, GPU)))
     with interpreted(GPU.sm, edit):
         y = gemm.run(pack(given.weights), GPU, given.x, given.residual, block_scaled=False, tile=tile)
     return y, given.expected

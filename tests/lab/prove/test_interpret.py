@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import cases_attention, cases_dense
 from microscale.formats.mxfp8 import round_e4m3
 from microscale.hardware import Feature, Gpu, known
-from microscale.hardware.tiles.gemm import possible
+from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import PagedKv
@@ -26,7 +26,7 @@ from microscale.kernels.moe.spec import MoeSpec, Routing
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.errors import assert_close, check_rounded, errors, rms_step, step
 from microscale_lab.cases.experts import GELU, Problem
 from microscale_lab.cases.experts import Layer as Case
@@ -151,7 +151,7 @@ def test_dense_layer() -> None:
     """What ``test_faults`` puts faults into; ``test_run`` has the other formats."""
     given = cases_dense.make_problem("mxfp4", 20, 144, 352)
     gpu = known("gb10")
-    tile = next(iter(possible(gemm.path_of(4, False), gpu)))
+    tile = next(iter(possible(GemmPath.W4A16, gpu)))
     with interpreted(gpu.sm) as ran:
         y = gemm.run(pack(given.weights), gpu, given.x, given.residual, block_scaled=False, tile=tile)
     assert ran

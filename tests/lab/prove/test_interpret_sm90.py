@@ -11,19 +11,20 @@ from torch import Tensor
 
 from kernels import cases_attention, cases_dense
 from microscale.hardware import known
-from microscale.hardware.tiles.gemm import GemmPath, candidates, possible
+from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.attention import Shape
 from microscale_lab.cases.errors import assert_close, check_rounded, rms_step, step
 from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.experts import Problem
 from microscale_lab.cases.fused_attention import PLAIN_HEADS, fused_bound, make_heads
+from microscale_lab.tune.candidates import of_gemm
 from ptxproof import Kernel
 from ptxproof.errors import InterpretError, Race
 from support.interpreted import Edit, interpreted
@@ -41,7 +42,7 @@ def problem(fmt: str = "mxfp4") -> Problem:
 
 def run_experts(path: GemmPath, groups: int, edit: Edit | None = None) -> Tensor:
     given, resident = problem(f"mxfp{path.weight_bits}"), groups > 1
-    tile = next(tile for tile in candidates(path, GPU) if tile.groups == groups)
+    tile = next(tile for tile in of_gemm(path, GPU) if tile.groups == groups)
     with interpreted(GPU.sm, edit) as ran:
         fp8 = path is GemmPath.W4A8_WGMMA
         y = grouped_wgmma.run(given.packed, given.layer.gate, given.x, given.routing, GPU, tile, fp8=fp8)
@@ -89,7 +90,7 @@ def test_four_tokens_in_one_launch() -> None:
 
 def test_dense_layer() -> None:
     given = cases_dense.make_problem("mxfp4", 20, 144, 352)
-    tile = next(iter(possible(gemm.path_of(4, False), GPU)))
+    tile = next(iter(possible(GemmPath.W4A16, GPU)))
     with interpreted(GPU.sm):
         y = gemm.run(pack(given.weights), GPU, given.x, given.residual, block_scaled=False, tile=tile)
     cases_dense.check_bf16(y, given.expected)

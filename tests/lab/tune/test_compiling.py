@@ -12,7 +12,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from microscale.hardware import known
-from microscale.kernels.compiling.job import Job, Result, missing
+from microscale.kernels.compiling.job import CompileJob, CompileResult, missing
 from microscale.kernels.launch import recording
 from microscale.kernels.moe import small_batch
 from microscale_lab.tune import compiling as tune_compile
@@ -48,7 +48,7 @@ def test_what_was_compiled_ahead_is_in_the_cache() -> None:
 def test_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def count(job: Job) -> list[Result]:
+    def count(job: CompileJob) -> list[CompileResult]:
         asked.append(len(job.kernels))
         return []
 

@@ -294,9 +294,11 @@ def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> Non
 
 
 def test_prefill_has_the_window_of_its_key() -> None:
-    for work, head_dim in product((attention.Work.PREFILL, attention.Work.PREFILL_WINDOW), attention.HEAD_DIMS):
-        spec = tune_attention.case_of(attention.Case(work, head_dim, attention.Kv.BF16)).spec
-        assert (spec.head_dim, spec.window is not None) == (head_dim, work is attention.Work.PREFILL_WINDOW)
+    for work, head_dim in product(
+        (attention.AttentionWork.PREFILL, attention.AttentionWork.PREFILL_WINDOW), attention.HEAD_DIMS
+    ):
+        spec = tune_attention.case_of(attention.AttentionCase(work, head_dim, attention.Kv.BF16)).spec
+        assert (spec.head_dim, spec.window is not None) == (head_dim, work is attention.AttentionWork.PREFILL_WINDOW)
 
 
 def test_problems_together() -> None:

@@ -18,7 +18,7 @@ from microscale.hardware import FAMILY_OF_SM, GENERIC, KNOWN, Gpu, known
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.attention import Heads, SplitKv
 from microscale.hardware.tiles.experts import ExpertGemm
-from microscale.hardware.tiles.thresholds import NEVER, Name
+from microscale.hardware.tiles.thresholds import NEVER, ThresholdName
 from microscale.hardware.tiles.tuned import Kernels, Section
 from microscale.kernels.launch import Launch, taken_by
 from microscale_lab.kernel_bench import moe as bench_moe
@@ -269,20 +269,20 @@ def test_thresholds(tmp_path: Path, on_a_clock: Any) -> None:
     rows = tuned.read(file, thresholds.SECTION, H200.family)
     found = {key.name: row.tile.value for key, row in rows.items()}
     assert found == {
-        Name.WGMMA_PAIRS: 8,  # 10 us a pair: 61 at 256 pairs of 42 experts, 80 at 8
-        Name.WGMMA_TOKENS: 24,  # 3 us a token: 48 at 16, 72 at 24
-        Name.FP8_PAIRS: 20,  # 5 us a pair: a tie at 20, which bf16 keeps
-        Name.MXFP8_RESIDENT_PAIRS: 24,  # 4 us a pair: 64 at 16, 96 at 24
-        Name.SUM_IN_NORM_TOKENS: 24,  # 2 us a token: 48 at 24, 64 at 32
-        Name.UNPACK_TOKENS: 256,  # 1 us a token: 192 and 256
-        Name.FEW_ROWS_PROGRAMS: 5,
-        Name.FEW_ROWS_TOKENS: 64,
-        Name.WIDEN_ROWS: 256,  # 1 us a row: 128 and 256
+        ThresholdName.WGMMA_PAIRS: 8,  # 10 us a pair: 61 at 256 pairs of 42 experts, 80 at 8
+        ThresholdName.WGMMA_TOKENS: 24,  # 3 us a token: 48 at 16, 72 at 24
+        ThresholdName.FP8_PAIRS: 20,  # 5 us a pair: a tie at 20, which bf16 keeps
+        ThresholdName.MXFP8_RESIDENT_PAIRS: 24,  # 4 us a pair: 64 at 16, 96 at 24
+        ThresholdName.SUM_IN_NORM_TOKENS: 24,  # 2 us a token: 48 at 24, 64 at 32
+        ThresholdName.UNPACK_TOKENS: 256,  # 1 us a token: 192 and 256
+        ThresholdName.FEW_ROWS_PROGRAMS: 5,
+        ThresholdName.FEW_ROWS_TOKENS: 64,
+        ThresholdName.WIDEN_ROWS: 256,  # 1 us a row: 128 and 256
     }
-    said = rows[thresholds.Key(Name.WGMMA_PAIRS)].measured
+    said = rows[thresholds.Key(ThresholdName.WGMMA_PAIRS)].measured
     assert "at 6 pairs an expert small batch 61.0 us, wgmma 70.0; at 8 pairs an expert small batch 80.0" in said.run
     assert said.gpu == "NVIDIA H200"
-    assert "8 experts" in rows[thresholds.Key(Name.WGMMA_TOKENS)].measured.run
+    assert "8 experts" in rows[thresholds.Key(ThresholdName.WGMMA_TOKENS)].measured.run
     # Few tokens of few experts are fewer pairs than pay: they are not measured.
     assert [size for size in tune_thresholds.crowd_tokens(H200).crossing(found).sizes if size < 16] == []
 
@@ -302,11 +302,11 @@ def test_thresholds_of_a_way_that_never_pays(tmp_path: Path, on_a_clock: Any) ->
     file = tune(gpu, tmp_path, kernels=[Kernels.THRESHOLDS], time_us=on_a_clock(clock))
     rows = tuned.read(file, thresholds.SECTION, gpu.family)
     assert {key.name: row.tile.value for key, row in rows.items()} == {
-        Name.SUM_IN_NORM_TOKENS: 1,  # fewer than a list has
-        Name.UNPACK_TOKENS: NEVER,
-        Name.FEW_ROWS_PROGRAMS: 1,
-        Name.FEW_ROWS_TOKENS: 16,  # no more than what takes these kernels anyway
-        Name.WIDEN_ROWS: NEVER,
+        ThresholdName.SUM_IN_NORM_TOKENS: 1,  # fewer than a list has
+        ThresholdName.UNPACK_TOKENS: NEVER,
+        ThresholdName.FEW_ROWS_PROGRAMS: 1,
+        ThresholdName.FEW_ROWS_TOKENS: 16,  # no more than what takes these kernels anyway
+        ThresholdName.WIDEN_ROWS: NEVER,
     }
 
 
@@ -344,9 +344,9 @@ def test_experts_with_an_mlp(tmp_path: Path, name: str, on_a_clock: Any, monkeyp
     file = tune(gpu, tmp_path, kernels=[WITH_MLP], time_us=on_a_clock(with_an_mlp(apart=20.0)))
     rows = tuned.read(file, experts.SECTION, gpu.family)
     assert {(row.key.gemm, row.tile) for row in rows.values()} == {
-        (ExpertGemm.GATE_UP_WITH_MLP, experts.Tile(1, 1, 2, 3, 168)),
-        (ExpertGemm.GATE_UP_WITH_MLP, experts.Tile(1, 1, 1, 3, 168)),
-        (ExpertGemm.DOWN_WITH_MLP, experts.Tile(1, 1, 1, 3, 168)),
+        (ExpertGemm.GATE_UP_WITH_MLP, experts.ExpertTile(1, 1, 2, 3, 168)),
+        (ExpertGemm.GATE_UP_WITH_MLP, experts.ExpertTile(1, 1, 1, 3, 168)),
+        (ExpertGemm.DOWN_WITH_MLP, experts.ExpertTile(1, 1, 1, 3, 168)),
     }
     assert all("on two streams 20.0 us" in row.measured.run for row in rows.values())
     # The rows serve what was measured.
@@ -402,7 +402,7 @@ def all_kinds() -> dict[Kernels, set[Any]]:
             for columns in dense.columns_of(fmt)
             for size in dense.Size
         },
-        Kernels.THRESHOLDS: {(name,) for name in Name},
+        Kernels.THRESHOLDS: {(name,) for name in ThresholdName},
     }
 
 
@@ -428,8 +428,8 @@ def test_all_that_a_file_may_hold_is_tuned() -> None:
 
 def test_a_key_outside_of_the_list_is_refused() -> None:
     """What ``all_kinds`` leaves out cannot stand in a file."""
-    four_bits = experts.Case(ExpertGemm.DOWN_WITH_MLP, 4, 2, 1, 1.0)
-    reason = experts.SECTION.misfit(four_bits, experts.Tile(1, 1, 1, 2, 128), H200.family)
+    four_bits = experts.ExpertCase(ExpertGemm.DOWN_WITH_MLP, 4, 2, 1, 1.0)
+    reason = experts.SECTION.misfit(four_bits, experts.ExpertTile(1, 1, 1, 2, 128), H200.family)
     assert reason is not None
     assert "with an MLP there are kernels for 8" in reason
     reason = attention.SPLIT_SECTION.misfit(Heads(96, attention.Kv.BF16), SplitKv(1, 64, 0, 0), H200.family)
@@ -459,8 +459,8 @@ def test_every_shipped_row_would_be_measured_again() -> None:
 
 def test_what_was_found_is_used_for_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds are measured with the tiles that the same run has found, and nothing of it stays behind."""
-    case = attention.Case(attention.Work.DECODE, 64, attention.Kv.BF16)
-    before, tile = attention.choose(case, H200), attention.Tile(16, 32, 8, 2)
+    case = attention.AttentionCase(attention.AttentionWork.DECODE, 64, attention.Kv.BF16)
+    before, tile = attention.choose(case, H200), attention.AttentionTile(16, 32, 8, 2)
     seen = []
 
     def first(gpu: Gpu, quick: bool) -> list[tune_job.Job]:

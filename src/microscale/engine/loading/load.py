@@ -12,7 +12,7 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.usable import check_left
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
-from microscale.planning.ops import Ops, Ranks
+from microscale.planning.ops import Ops, RankSums
 from microscale.planning.ranks import ALONE
 from microscale.planning.threads import all_threads
 
@@ -25,7 +25,7 @@ STEP = 64 << 20
 def load(
     prepared: Prepared,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ranks: Ranks = ALONE,
+    ranks: RankSums = ALONE,
 ) -> AnyModel:
     """Read the weights onto the device, in the layouts of the plan. ``on_progress`` hears how many bytes of all are
     there. ``ranks``: the others, for one that is not the first; the first has its team."""

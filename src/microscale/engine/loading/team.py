@@ -19,7 +19,7 @@ from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.config import LayerKind
-from microscale.planning.ops import Ranks
+from microscale.planning.ops import RankSums
 from microscale.planning.threads import all_threads
 
 
@@ -59,7 +59,7 @@ class Team(Protocol):
 
     def pages(self) -> dict[LayerKind, int]: ...
 
-    def join(self, device: torch.device) -> Ranks: ...
+    def join(self, device: torch.device) -> RankSums: ...
 
     def loaded(self) -> None: ...
 

@@ -34,7 +34,7 @@ from microscale.models.config import LayerKind
 from microscale.parallel.group import LOOPBACK, Group, file_store, network_store
 from microscale.parallel.handshake import Nodes, accept, listen, read_secret
 from microscale.parallel.sharding import Shard
-from microscale.planning.ops import Logits, Ranks
+from microscale.planning.ops import Logits, RankSums
 from microscale.version import __version__
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class RankTeam:
         """KV pages that every rank has room for."""
         return dict(self._pages)
 
-    def join(self, device: torch.device) -> Ranks:
+    def join(self, device: torch.device) -> RankSums:
         """Connect all ranks, which then begin to load."""
         self._broadcast(wire.Load())
         shard, nodes = self.options.shard, self.options.nodes

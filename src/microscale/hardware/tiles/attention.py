@@ -25,7 +25,7 @@ VERIFY_SEQUENCES = 2
 context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
 
 
-class Work(StrEnum):
+class AttentionWork(StrEnum):
     """The kinds of attention that have tiles of their own."""
 
     PREFILL = "prefill"
@@ -45,16 +45,16 @@ class Work(StrEnum):
     @property
     def rows(self) -> int:
         """Query rows of a block, in decode: tokens times query heads of a KV head."""
-        return {Work.DECODE_32: 32, Work.DECODE_64: 64}.get(self, FEWEST_ROWS)
+        return {AttentionWork.DECODE_32: 32, AttentionWork.DECODE_64: 64}.get(self, FEWEST_ROWS)
 
     @property
     def fused(self) -> bool:
         """Straight from the projection."""
-        return self in (Work.FUSED_DECODE, Work.FUSED_VERIFY)
+        return self in (AttentionWork.FUSED_DECODE, AttentionWork.FUSED_VERIFY)
 
     @property
     def decodes(self) -> bool:
-        return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
+        return self not in (AttentionWork.PREFILL, AttentionWork.PREFILL_WINDOW)
 
 
 class Kv(StrEnum):
@@ -73,16 +73,16 @@ class Kv(StrEnum):
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """What a tile was measured for."""
 
-    work: Work
+    work: AttentionWork
     head_dim: int
     kv: Kv
 
 
 @dataclass(frozen=True)
-class Tile:
+class AttentionTile:
     """One configuration of the kernel."""
 
     block_m: int
@@ -97,7 +97,7 @@ class Tile:
     """1: the keys of a split's first block, 2: and its values come to registers while the kernel before runs (fused
     decode, and always 2 in fused verify); then ``prefetch`` counts from the second block on."""
 
-    def shared_bytes(self, case: Case) -> int:
+    def shared_bytes(self, case: AttentionCase) -> int:
         """An upper bound: the queries, keys and values in flight, the softmax's weights and 4 KiB for reductions.
 
         Triton keeps ``stages - 1`` tiles in flight, and one fewer in decode, where the pages' numbers take a stage.
@@ -110,7 +110,7 @@ class Tile:
         return queries + in_flight + 2 * self.block_n * self.block_m + (4096 if decode else 1024)
 
 
-def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+def _misfit(case: AttentionCase, tile: AttentionTile, family: Family) -> str | None:
     shared = tile.shared_bytes(case)
     if case.head_dim not in HEAD_DIMS:
         return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
@@ -118,108 +118,111 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
         return f"has {tile.block_m} query rows, and {case.work} has up to {case.work.rows}"
     if reason := _does_not_pay(case):
         return reason
-    if case.work is Work.FUSED_VERIFY and tile.early != 2:
+    if case.work is AttentionWork.FUSED_VERIFY and tile.early != 2:
         return f"has early {tile.early}, and {case.work} has keys and values of a first block early"
     if shared > family.shared_per_block:
         return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
     return None
 
 
-SECTION = Section(Kernels.ATTENTION, Case, Tile, _misfit)
+SECTION = Section(Kernels.ATTENTION, AttentionCase, AttentionTile, _misfit)
 
-_Tiles = dict[int, tuple[Tile, ...]]
+_T = AttentionTile
+_Tiles = dict[int, tuple[AttentionTile, ...]]
 # The rule. Head size → tiles from most to least wanted; the first that fits the card's shared memory is taken, and the
 # last fits every card. Blocks shrink as heads grow, so that accumulator, scores and one tile of values stay in 255
 # registers.
 _PREFILL: _Tiles = {
     # 8192 tokens on H200, triton 3.6: 334 TFLOP/s; 128 x 64 with 4 warps 326, 64 x 128 315, 128 x 32 271.
-    64: (Tile(64, 64, 4, 3),),
-    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
-    256: (Tile(64, 32, 8, 2),),
+    64: (_T(64, 64, 4, 3),),
+    128: (_T(128, 64, 8, 3), _T(128, 64, 8, 2)),
+    256: (_T(64, 32, 8, 2),),
     # 4096 tokens on H200: 171 TFLOP/s; 32 x 32 82, 64 x 16 105.
-    512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
+    512: (_T(64, 32, 8, 2), _T(32, 32, 8, 2), _T(16, 16, 8, 2)),
 }
 # 64 rows of 256 spill 248 bytes while they convert.
-_PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2, 255),), 512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2))}
+_PREFILL_FP8 = _PREFILL | {256: (_T(32, 32, 8, 2, 255),), 512: (_T(32, 32, 8, 2), _T(16, 16, 8, 2))}
 # Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
-_PREFILL_MMA = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),), 256: _PREFILL[256]}
+_PREFILL_MMA = _PREFILL_FP8 | {64: (_T(64, 32, 4, 3),), 128: (_T(64, 32, 4, 3),), 256: _PREFILL[256]}
 # 32 rows of 512 in FP8 spill 216 bytes on SM 8.0 (Triton 3.7).
-_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(16, 32, 8, 2),)}
+_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (_T(64, 32, 4, 3),), 128: (_T(64, 32, 8, 2),), 512: (_T(16, 32, 8, 2),)}
 _DECODE: _Tiles = {
-    64: (Tile(16, 128, 4, 3),),
-    128: (Tile(16, 64, 4, 3),),
+    64: (_T(16, 128, 4, 3),),
+    128: (_T(16, 64, 4, 3),),
     # Left alone, ptxas stops at 168 or 128 registers on SM 10.x and spills (Triton 3.6). 64 keys of 512 spill on SM 8.
-    256: (Tile(16, 32, 4, 3, 255), Tile(16, 32, 4, 2, 255)),
-    512: (Tile(16, 32, 8, 3, 255), Tile(16, 16, 8, 3, 255)),
+    256: (_T(16, 32, 4, 3, 255), _T(16, 32, 4, 2, 255)),
+    512: (_T(16, 32, 8, 3, 255), _T(16, 16, 8, 3, 255)),
 }
 # With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
-_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),)}
+_DECODE_FP8 = _DECODE | {64: (_T(16, 128, 4, 3, 255),)}
 # More query rows, and as much less of the keys: accumulator, scores and a tile of values stay in the registers.
 _DECODE_32: _Tiles = {
     # Left alone, ptxas spills 20 bytes on SM 10.0 (Triton 3.7).
-    64: (Tile(32, 128, 4, 3, 255),),
-    128: (Tile(32, 64, 4, 3),),
-    256: (Tile(32, 32, 4, 3, 255), Tile(32, 32, 4, 2, 255)),
-    512: (Tile(32, 16, 8, 3, 255),),
+    64: (_T(32, 128, 4, 3, 255),),
+    128: (_T(32, 64, 4, 3),),
+    256: (_T(32, 32, 4, 3, 255), _T(32, 32, 4, 2, 255)),
+    512: (_T(32, 16, 8, 3, 255),),
 }
-_DECODE_32_FP8 = _DECODE_32 | {64: (Tile(32, 64, 4, 3, 255),), 256: (Tile(32, 32, 8, 3, 255), Tile(32, 32, 8, 2, 255))}
+_DECODE_32_FP8 = _DECODE_32 | {64: (_T(32, 64, 4, 3, 255),), 256: (_T(32, 32, 8, 3, 255), _T(32, 32, 8, 2, 255))}
 # 32 rows of 512 spill 168 bytes on SM 8.0 (Triton 3.7): drafts of more tokens than 16 rows hold run as prompts do.
 _DECODE_32_MMA_FP8 = _DECODE_32_FP8 | {512: _DECODE[512]}
 _DECODE_64: _Tiles = {
-    64: (Tile(64, 64, 4, 3),),
-    128: (Tile(64, 64, 8, 3, 255),),
-    256: (Tile(64, 32, 8, 3, 255), Tile(64, 32, 8, 2, 255)),
+    64: (_T(64, 64, 4, 3),),
+    128: (_T(64, 64, 8, 3, 255),),
+    256: (_T(64, 32, 8, 3, 255), _T(64, 32, 8, 2, 255)),
 }
-_DECODE_64_FP8 = _DECODE_64 | {64: (Tile(64, 64, 4, 3, 255),), 128: (Tile(64, 32, 8, 3, 255),)}
+_DECODE_64_FP8 = _DECODE_64 | {64: (_T(64, 64, 4, 3, 255),), 128: (_T(64, 32, 8, 3, 255),)}
 # With the newest heads' tile, and a first block of keys and values, in registers too.
 _FUSED: _Tiles = {
-    64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
-    128: (Tile(16, 64, 4, 3, 255, prefetch=64, early=2),),
-    256: (Tile(16, 32, 4, 3, 255, prefetch=32, early=2),),
-    512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
+    64: (_T(16, 128, 4, 3, 255, prefetch=128, early=2),),
+    128: (_T(16, 64, 4, 3, 255, prefetch=64, early=2),),
+    256: (_T(16, 32, 4, 3, 255, prefetch=32, early=2),),
+    512: (_T(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
-_FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_FUSED_FP8 = _FUSED | {512: (_T(16, 32, 8, 3, 255, prefetch=64),)}
 # QKV and attention of gpt-oss-20b, one sequence of two tokens at 2048 on H200, triton 3.6: 379 us; with 4 warps
 # and 3 stages 404.
-_VERIFY: _Tiles = {VERIFY_HEAD_DIM: (Tile(16, 128, 8, 2, 255, prefetch=128, early=2),)}
+_VERIFY: _Tiles = {VERIFY_HEAD_DIM: (_T(16, 128, 8, 2, 255, prefetch=128, early=2),)}
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[AttentionCase]:
     """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
-    for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
-        case = Case(work, head_dim, kv)
-        if _does_not_pay(case) is None and (work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work):
+    for work, head_dim, kv in product(AttentionWork, HEAD_DIMS, Kv):
+        case = AttentionCase(work, head_dim, kv)
+        if _does_not_pay(case) is None and (
+            work is not AttentionWork.DECODE_64 or drafted_work(work.rows, head_dim) is work
+        ):
             yield case
 
 
-def drafted_work(rows: int, head_dim: int) -> Work:
+def drafted_work(rows: int, head_dim: int) -> AttentionWork:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
     of registers with FP8 keys (SM90, Triton 3.7)."""
-    widest = Work.DECODE_32 if head_dim == HEAD_DIMS[-1] else Work.DECODE_64
-    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
+    widest = AttentionWork.DECODE_32 if head_dim == HEAD_DIMS[-1] else AttentionWork.DECODE_64
+    return next((work for work in (AttentionWork.DECODE, AttentionWork.DECODE_32) if rows <= work.rows), widest)
 
 
-def no_kernel(case: Case, gpu: Gpu) -> str | None:
+def no_kernel(case: AttentionCase, gpu: Gpu) -> str | None:
     """Why a card does not run a case, in one clause; ``None`` where it does."""
     if case.work.fused and not gpu.has(Feature.PDL):
         return f"needs programmatic dependent launch, which {gpu.name} does not have"
     return _does_not_pay(case)
 
 
-def _does_not_pay(case: Case) -> str | None:
-    if case.work is not Work.FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
+def _does_not_pay(case: AttentionCase) -> str | None:
+    if case.work is not AttentionWork.FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
         return None
     return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not {case.kv} KV and heads of {case.head_dim}"
 
 
-def choose(case: Case, gpu: Gpu) -> Tile:
+def choose(case: AttentionCase, gpu: Gpu) -> AttentionTile:
     """The tile that was measured on the card's family, or else the rule's."""
     row = measured(SECTION, gpu.family).get(case)
     return by_rule(case, gpu.family) if row is None else row.tile
 
 
 @cache
-def by_rule(case: Case, family: Family) -> Tile:
+def by_rule(case: AttentionCase, family: Family) -> AttentionTile:
     """The best tile whose shared memory fits."""
     choices = _rule(case, family)[case.head_dim]
     fits = (tile for tile in choices if tile.shared_bytes(case) <= family.shared_per_block)
@@ -229,19 +232,19 @@ def by_rule(case: Case, family: Family) -> Tile:
     return tile if limited else replace(tile, registers=MAX_REGISTERS)
 
 
-def _rule(case: Case, family: Family) -> _Tiles:
+def _rule(case: AttentionCase, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
-    if case.work is Work.FUSED_DECODE:
+    if case.work is AttentionWork.FUSED_DECODE:
         return _FUSED_FP8 if fp8 else _FUSED
-    if case.work is Work.FUSED_VERIFY:
+    if case.work is AttentionWork.FUSED_VERIFY:
         return _VERIFY
-    if case.work is Work.DECODE:
+    if case.work is AttentionWork.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
-    if case.work is Work.DECODE_32 and fp8:
+    if case.work is AttentionWork.DECODE_32 and fp8:
         return _DECODE_32_FP8 if _operands_in_shared_memory(family) else _DECODE_32_MMA_FP8
-    if case.work is Work.DECODE_32:
+    if case.work is AttentionWork.DECODE_32:
         return _DECODE_32
-    if case.work is Work.DECODE_64:
+    if case.work is AttentionWork.DECODE_64:
         return _DECODE_64_FP8 if fp8 else _DECODE_64
     if _operands_in_shared_memory(family):
         return _PREFILL_FP8 if fp8 else _PREFILL
@@ -251,28 +254,6 @@ def _rule(case: Case, family: Family) -> _Tiles:
 def _operands_in_shared_memory(family: Family) -> bool:
     """Whether large products read their operands from shared memory, and not from registers."""
     return not family.features.isdisjoint({Feature.WGMMA, Feature.TCGEN05})
-
-
-def candidates(case: Case, gpu: Gpu) -> list[Tile]:
-    """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
-    found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
-    if case.work.decodes:
-        rows = case.work.rows
-        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
-    else:
-        blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
-        shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]
-    for m, n, warps, stages in shapes:
-        # What a thread holds in float32 at least: its part of the sums and of the scores.
-        held = (m * case.head_dim + m * n) // (32 * warps)
-        for registers in (128, 168, 255):
-            tile = Tile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
-            early = [replace(tile, prefetch=0, early=2)] if case.work.fused else []
-            if case.work is Work.FUSED_VERIFY:
-                early.append(replace(tile, early=2))
-            fits = (each for each in (tile, *early) if _misfit(case, each, gpu.family) is None)
-            found |= dict.fromkeys(fits if held < registers else ())
-    return list(found)
 
 
 WIDEN_BYTES = 512 << 20
@@ -303,7 +284,7 @@ class SplitKv:
     """Sequences up to which decode takes its heads straight from the projection: that kernel needs more registers, and
     with many programs an SM holds fewer of them."""
 
-    def least_blocks(self, tile: Tile) -> int:
+    def least_blocks(self, tile: AttentionTile) -> int:
         """Blocks of keys in a split, at least."""
         return max(1, self.least_keys // tile.block_n)
 
@@ -336,21 +317,6 @@ def split_kv(head_dim: int, gpu: Gpu, kv: Kv = Kv.BF16) -> SplitKv:
 
 EVERY = 1 << 16
 """More splits of a sequence, and more sequences, than any batch has."""
-
-
-def candidates_per_sm(start: SplitKv) -> list[SplitKv]:
-    """What ``tune`` measures for the splits of an SM."""
-    return [replace(start, splits_per_sm=number) for number in (1, 2, 3, 4, 5, 6, 8)]
-
-
-def candidates_least_keys(start: SplitKv) -> list[SplitKv]:
-    """What ``tune`` measures for the keys of a split, added up in either way, where decode is fused or not."""
-    fused = replace(start, fused_sequences=EVERY)
-    return [
-        replace(fused, least_keys=keys, merged_inside=inside)
-        for keys in (32, 64, 128, 256, 512)
-        for inside in (0, EVERY)
-    ]
 
 
 def wanted_splits(kv_heads: int, per_sm: int, gpu: Gpu) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -44,7 +43,7 @@ class Size(StrEnum):
 
 
 @dataclass(frozen=True)
-class Case:
+class DenseCase:
     """What a tile was measured for."""
 
     format: DenseFormat
@@ -53,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Tile:
+class DenseTile:
     """The shape of one program."""
 
     columns: int
@@ -83,7 +82,7 @@ def columns_of(weight_format: DenseFormat) -> tuple[int, ...]:
     return COLUMNS[:-1] if weight_format is DenseFormat.BF16 else COLUMNS
 
 
-def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+def _misfit(case: DenseCase, tile: DenseTile, family: Family) -> str | None:
     columns = columns_of(case.format)
     if case.columns not in columns or tile.columns != case.columns:
         sizes = f"{', '.join(map(str, columns[:-1]))} or {columns[-1]}"
@@ -95,7 +94,7 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     return None
 
 
-SECTION = Section(Kernels.SMALL_BATCH_DENSE, Case, Tile, _misfit)
+SECTION = Section(Kernels.SMALL_BATCH_DENSE, DenseCase, DenseTile, _misfit)
 
 # The rule. Tiles of a batch, by tokens of a program: what 255 registers hold without a spill on every SM.
 _AHEAD = {
@@ -128,20 +127,20 @@ def size_of(rows: int, gpu: Gpu) -> Size:
     return Size.ONE_WAVE if rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms else Size.CROWDED
 
 
-def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
+def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
     """The tile that was measured on the card's family, or else the rule's."""
     columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
-    return tile_of(Case(DenseFormat(weight_format), columns, size_of(blocks * rows, gpu)), gpu)
+    return tile_of(DenseCase(DenseFormat(weight_format), columns, size_of(blocks * rows, gpu)), gpu)
 
 
-def tile_of(case: Case, gpu: Gpu) -> Tile:
+def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
     row = measured(SECTION, gpu.family).get(case)
     return by_rule(case, gpu.family) if row is None else row.tile
 
 
-def by_rule(case: Case, family: Family) -> Tile:
+def by_rule(case: DenseCase, family: Family) -> DenseTile:
     """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
     with fewer some SMs spill.
 
@@ -149,35 +148,16 @@ def by_rule(case: Case, family: Family) -> Tile:
     reads its tokens from L2 for 64 rows."""
     ahead = _AHEAD[case.columns][case.format]
     if case.size is Size.MANY:
-        return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
+        return DenseTile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
     if case.columns == 32 and case.size is Size.CROWDED:
         beside = 4 if case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP else 2
-        return Tile(case.columns, 4, beside, 4 // beside, ahead, MAX_REGISTERS)
+        return DenseTile(case.columns, 4, beside, 4 // beside, ahead, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3
-    return Tile(case.columns, 1, 1, 4, ahead, MAX_REGISTERS)
+    return DenseTile(case.columns, 1, 1, 4, ahead, MAX_REGISTERS)
 
 
-def possible(weight_format: str, columns: int, gpu: Gpu) -> set[Tile]:
+def possible(weight_format: str, columns: int, gpu: Gpu) -> set[DenseTile]:
     """What ``choose`` may return on this card for so many tokens of a program."""
-    return {tile_of(Case(DenseFormat(weight_format), columns, size), gpu) for size in Size}
-
-
-def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
-    """What ``tune`` measures."""
-    many = case.size is Size.MANY
-    blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
-    if case.columns == 32 and not many:
-        blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4), (4, 2, 2)]
-    words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
-    tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
-    seen = {tile_of(case, gpu): None, by_rule(case, gpu.family): None}
-    for row_tiles, warps_n, slices in blocks:
-        for registers in (128, 168, 255):
-            for ahead in (1, 2, 3, 4):
-                # One to two batches of weights, and the sums of a row tile.
-                held = row_tiles // warps_n * (2 * ahead * words + case.columns // 2)
-                if held + tokens <= registers:
-                    seen[Tile(case.columns, row_tiles, warps_n, slices, ahead, registers)] = None
-    yield from seen
+    return {tile_of(DenseCase(DenseFormat(weight_format), columns, size), gpu) for size in Size}

@@ -41,7 +41,7 @@ WITH_MLP = (ExpertGemm.GATE_UP_WITH_MLP, ExpertGemm.DOWN_WITH_MLP)
 
 
 @dataclass(frozen=True)
-class Case:
+class ExpertCase:
     """What a tile was measured for."""
 
     gemm: ExpertGemm
@@ -57,7 +57,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Tile:
+class ExpertTile:
     """The shape of one program."""
 
     row_tiles: int
@@ -77,7 +77,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ExpertShape:
     """What the choice depends on, of one of the two matrices of an expert."""
 
     row_tiles: int
@@ -93,7 +93,7 @@ class Shape:
         return self.row_tiles * self.experts * (1 - (1 - top_k / self.experts) ** tokens)
 
 
-def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+def _misfit(case: ExpertCase, tile: ExpertTile, family: Family) -> str | None:
     if case.bits not in (4, 8):
         return f"is for weights of {case.bits} bits; there are kernels for 4 and 8"
     if case.gemm in WITH_MLP and case.bits != 8:
@@ -105,13 +105,13 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     return None
 
 
-SECTION = Section(Kernels.SMALL_BATCH_EXPERTS, Case, Tile, _misfit)
+SECTION = Section(Kernels.SMALL_BATCH_EXPERTS, ExpertCase, ExpertTile, _misfit)
 
 
 def find(
     gemm: ExpertGemm, bits: int, tokens: int, top_k: int, row_tiles: float, gpu: Gpu
-) -> tuple[Case, Tile] | tuple[None, None]:
-    """What was measured on the card's family for this GEMM. ``row_tiles``: as ``Case.up_to`` counts them."""
+) -> tuple[ExpertCase, ExpertTile] | tuple[None, None]:
+    """What was measured on the card's family for this GEMM. ``row_tiles``: as ``ExpertCase.up_to`` counts them."""
     for key, row in measured(SECTION, gpu.family).items():
         fits = key.gemm is gemm and key.bits == bits and tokens <= key.tokens and top_k >= key.top_k_from
         if fits and row_tiles <= key.up_to * gpu.num_sms:
@@ -119,41 +119,41 @@ def find(
     return None, None
 
 
-def direct_gate_up(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def direct_gate_up(shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """A warp for each row tile of each of the tokens' experts: all of them at once, with what registers that leaves."""
     pairs = tokens * top_k
     _, tile = find(ExpertGemm.GATE_UP_DIRECT, shape.bits, tokens, top_k, pairs * shape.row_tiles, gpu)
     return direct_by_rule(shape, tokens, top_k, gpu) if tile is None else _within(tile, shape)
 
 
-def direct_down(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def direct_down(shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """One row tile a program; its warps are the token's experts, and slices of K."""
     pairs = tokens * top_k
     _, tile = find(ExpertGemm.DOWN_DIRECT, shape.bits, tokens, top_k, pairs * shape.row_tiles, gpu)
     return direct_by_rule(shape, tokens, top_k, gpu) if tile is None else _within(tile, shape)
 
 
-def direct_by_rule(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def direct_by_rule(shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """One row tile a program; its warps are slices of K."""
     # 16 warps of 128 registers would take a whole SM.
     split = tokens * top_k * shape.row_tiles < FEW_WARPS * gpu.num_sms and top_k <= 4 and shape.k_tiles > 1
-    return _within(Tile(1, 1, 2 if split else 1, _ahead(shape, gpu, 4)), shape)
+    return _within(ExpertTile(1, 1, 2 if split else 1, _ahead(shape, gpu, 4)), shape)
 
 
-def for_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def for_list(gemm: ExpertGemm, shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """Four row tiles, one for each warp; 16 warps of at most 128 registers on an SM."""
     tile = _of_list(gemm, shape, tokens, top_k, gpu)
-    return _within(Tile(4, 4, 1, _ahead(shape, gpu, 5)) if tile is None else tile, shape)
+    return _within(ExpertTile(4, 4, 1, _ahead(shape, gpu, 5)) if tile is None else tile, shape)
 
 
-def for_own_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def for_own_list(gemm: ExpertGemm, shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """The same where programs find their tiles, which takes registers: by the rule a batch of MXFP4 has a tile less, or
     ptxas spills (SM 10.0)."""
     tile = _of_list(gemm, shape, tokens, top_k, gpu)
-    return _within(Tile(4, 4, 1, _ahead(shape, gpu, 4)) if tile is None else tile, shape)
+    return _within(ExpertTile(4, 4, 1, _ahead(shape, gpu, 4)) if tile is None else tile, shape)
 
 
-def _of_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile | None:
+def _of_list(gemm: ExpertGemm, shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile | None:
     """What was measured. With few tokens it follows the waves: an SM has room for 16 warps of 128 registers, 20 of 96
     and 24 of 80, and a wave that is a third full takes nearly as long as a whole one."""
     _, tile = find(gemm, shape.bits, tokens, top_k, shape.chosen_row_tiles(tokens, top_k), gpu)
@@ -162,7 +162,7 @@ def _of_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) 
     return tile
 
 
-def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile | None:
+def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> ExpertTile | None:
     """MXFP8 experts with an MLP: registers for one wave are known only where they were measured."""
     return find(gemm, 8, tokens, top_k, row_tiles, gpu)[1]
 
@@ -173,7 +173,7 @@ def with_mlp_slices(gpu: Gpu) -> set[int]:
     return {row.tile.slices for key, row in rows if key.gemm is ExpertGemm.GATE_UP_WITH_MLP}
 
 
-def max_registers(tile: Tile, warps: int, gpu: Gpu) -> int | None:
+def max_registers(tile: ExpertTile, warps: int, gpu: Gpu) -> int | None:
     """What a thread of a program with so many warps may take.
 
     ``None`` leaves it to ptxas, which aims at 16 warps an SM, 128 registers, and rather spills a word or two than take
@@ -186,44 +186,13 @@ def max_registers(tile: Tile, warps: int, gpu: Gpu) -> int | None:
     return min(MAX_REGISTERS, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
 
 
-def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[Tile]:
-    """What ``tune`` measures: the tile in use and all that have the registers for what they keep in flight."""
-    direct = gemm not in LISTS
-    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 8, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
-    limits = (None, 80, 128, 168, 255) if direct else (None, 80, 96, 128, 168)
-    found = {in_use: None}
-    for row_tiles, warps_n, slices in blocks:
-        for registers in limits:
-            for ahead in (1, 2, 3, 4, 5, 6, 8, 9):
-                # One to two batches of a warp: of a row tile and a K tile a thread has 4 words of MXFP4, 8 of MXFP8,
-                # and a scale.
-                held = 2 * ahead * (shape.bits + 1) * row_tiles // warps_n
-                if held + 40 <= (registers or MAX_REGISTERS) and ahead <= -(-shape.k_tiles // slices):
-                    found[Tile(row_tiles, warps_n, slices, ahead, registers)] = None
-    return list(found)
-
-
-def candidates_with_mlp(case: Case, k_tiles: int, gpu: Gpu) -> list[Tile]:
-    """The same for a GEMM with an MLP in its launch, the tile in use first if there is one. Its programs have one row
-    tile; those of ``DOWN_WITH_MLP`` have a warp for each expert and no slices. Registers always have a limit: they
-    decide what is one wave."""
-    row = measured(SECTION, gpu.family).get(case)
-    found = {} if row is None else {row.tile: None}
-    for slices in (1, 2) if case.gemm is ExpertGemm.GATE_UP_WITH_MLP else (1,):
-        for registers in (128, 80, 96, 168, 255):
-            for ahead in (2, 1, 3, 4, 5, 6):
-                if 2 * ahead * (case.bits + 1) + 40 <= registers and ahead <= -(-k_tiles // slices):
-                    found[Tile(1, 1, slices, ahead, registers)] = None
-    return list(found)
-
-
-def _within(tile: Tile, shape: Shape) -> Tile:
+def _within(tile: ExpertTile, shape: ExpertShape) -> ExpertTile:
     """With no more tiles ahead than a slice has."""
     most = -(-shape.k_tiles // tile.slices)
     return tile if tile.ahead <= most else replace(tile, ahead=most)
 
 
-def _ahead(shape: Shape, gpu: Gpu, tiles: int) -> int:
+def _ahead(shape: ExpertShape, gpu: Gpu, tiles: int) -> int:
     """``tiles`` of MXFP4, or as many bytes of MXFP8."""
     return max(1, (SLOW_AHEAD if _slow_memory(gpu) else tiles) * 4 // shape.bits)
 

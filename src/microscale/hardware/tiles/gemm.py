@@ -80,7 +80,7 @@ class GemmPath(StrEnum):
 
 
 @dataclass(frozen=True)
-class Tile:
+class GemmTile:
     """The shape of one program of a grouped GEMM."""
 
     block_m: int
@@ -158,38 +158,35 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Share:
+class GemmCase:
     """Experts with at most so many pairs each."""
 
     path: GemmPath
     up_to: int
 
 
-SECTION = Section(Kernels.GROUPED_GEMM, Share, Tile, lambda key, tile, family: tile.misfit(key.path, family))
+SECTION = Section(Kernels.GROUPED_GEMM, GemmCase, GemmTile, lambda key, tile, family: tile.misfit(key.path, family))
 
 
-@dataclass(frozen=True)
-class Choice:
-    tile: Tile
-    tuned: bool
-
-
-def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Choice:
-    """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
+def measured_tile(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int) -> GemmTile | None:
+    """The tile that was measured on the card's family for this many pairs an expert."""
     per_expert = -(-pairs // num_experts)
-    for key, row in measured(SECTION, gpu.family).items():
-        if key.path is path and per_expert <= key.up_to:
-            return Choice(row.tile, tuned=True)
-    return Choice(_by_rule(path, gpu, pairs, num_experts, rows), tuned=False)
+    rows = measured(SECTION, gpu.family).items()
+    return next((row.tile for key, row in rows if key.path is path and per_expert <= key.up_to), None)
 
 
-def dense_tile(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> Tile:
+def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> GemmTile:
+    """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
+    return measured_tile(path, gpu, pairs, num_experts) or _by_rule(path, gpu, pairs, num_experts, rows)
+
+
+def dense_tile(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> GemmTile:
     """The tile of a dense GEMM: that of one expert, with fewer tokens where its epilogue would spill."""
-    tile = choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows).tile
+    tile = choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows)
     return replace(tile, block_m=tile.block_m // 2) if tile.accumulators() > MAX_DENSE_ACCUMULATORS else tile
 
 
-def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Tile:
+def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> GemmTile:
     # The smallest tile that holds the mean share of an expert; on wgmma with a third to spare, since shares scatter and
     # a second tile converts all weights again (32 pairs: 740 µs in tiles of 64, 815 in tiles of 32).
     sizes = _rule_sizes(path, gpu.family)
@@ -212,11 +209,11 @@ def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
     return BLOCK_MS if path.block_scaled or Feature.TCGEN05 in family.features else BLOCK_MS[:-1]
 
 
-def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
+def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> GemmTile:
     """The largest number of stages with which two programs share an SM, or else one runs alone."""
     if path is GemmPath.W8A16_WGMMA:
         groups = next(groups for groups, sizes in RESIDENT_BLOCK_MS.items() if block_m in sizes)
-        resident = (Tile(block_m, 64 * groups, path.block_k, 4 * groups, stages) for stages in WGMMA_STAGES)
+        resident = (GemmTile(block_m, 64 * groups, path.block_k, 4 * groups, stages) for stages in WGMMA_STAGES)
         fits = next((tile for tile in resident if tile.misfit(path, gpu.family) is None), None)
         if fits is None:
             raise Unsupported(f"No resident program of {path} fits on an SM of {gpu.name}.")
@@ -224,38 +221,17 @@ def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
     # 128 accumulators a thread leave too few registers on mma.sync.
     warps = 8 if block_m == BLOCK_MS[-1] and not path.wgmma else 4
     counts = WGMMA_STAGES if path.wgmma else range(MAX_STAGES, 1, -1)
-    tiles = [Tile(block_m, 128, path.block_k, warps, stages) for stages in counts]
+    tiles = [GemmTile(block_m, 128, path.block_k, warps, stages) for stages in counts]
     # The driver keeps 1 KiB of shared memory for each block.
     paired = [tile for tile in tiles if 2 * (tile.shared_bytes(path, gpu.family) + 1024) <= gpu.family.shared_per_sm]
     alone = [tile for tile in tiles if tile.misfit(path, gpu.family) is None]
     return (paired or alone)[0]
 
 
-def possible(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
+def possible(path: GemmPath, gpu: Gpu) -> Iterator[GemmTile]:
     """Every tile that ``choose`` may return for this card, each once."""
     rows = [row for key, row in measured(SECTION, gpu.family).items() if key.path is path]
     seen = dict.fromkeys(row.tile for row in rows)
     if not rows or rows[-1].key.up_to < BUSY_PAIRS:
         seen |= dict.fromkeys(rule_tile(path, gpu, block_m) for block_m in _rule_sizes(path, gpu.family))
     yield from seen
-
-
-def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
-    """What ``tune`` measures: every combination that fits.
-
-    On wgmma 128 rows only, and 4 warps unless resident: 64 and 256 rows and 8 warps were slower at every size (H200,
-    gpt-oss-120b).
-    """
-    if path.wgmma:
-        shapes = [(m, 128, 4) for m in path.passing_block_ms]
-        shapes += [(m, 64 * groups, 4 * groups) for groups, sizes in RESIDENT_BLOCK_MS.items() for m in sizes]
-        tiles = (Tile(m, rows, path.block_k, warps, n) for m, rows, warps in shapes for n in reversed(WGMMA_STAGES))
-        yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
-        return
-    for block_m in BLOCK_MS:
-        for block_n in (64, 128):
-            for warps in (4, 8):
-                for stages in range(2, MAX_STAGES + 1):
-                    tile = Tile(block_m, block_n, path.block_k, warps, stages)
-                    if tile.misfit(path, gpu.family) is None and tile.accumulators() >= 4:
-                        yield tile

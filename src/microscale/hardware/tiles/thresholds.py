@@ -12,7 +12,7 @@ NEVER = 1 << 20
 """More tokens, and more pairs an expert, than any batch has: a path that paid at no size that was measured."""
 
 
-class Name(StrEnum):
+class ThresholdName(StrEnum):
     WGMMA_PAIRS = "wgmma_pairs"
     """Pairs an expert from which ``wgmma`` beats the small-batch kernels, which serve 8 a program and then read weights
     twice; and, with it:"""
@@ -37,7 +37,7 @@ class Name(StrEnum):
 
 @dataclass(frozen=True)
 class Key:
-    name: Name
+    name: ThresholdName
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 # (gpt-oss 46 KB, Qwen3 66 KB) from L2 in 0.4 to 0.8 us at 64 to 48 bytes a cycle, where two or three programs share
 # that. So about three programs on an SM are even: a whole small batch pays on every card with 22 SMs.
 _RULE = {
-    Name.FP8_PAIRS: 20,
-    Name.MXFP8_RESIDENT_PAIRS: 32,
-    Name.UNPACK_TOKENS: 256,
-    Name.FEW_ROWS_TOKENS: 64,
-    Name.FEW_ROWS_PROGRAMS: 5,
-    Name.WIDEN_ROWS: 512,
-    Name.SUM_IN_NORM_TOKENS: 64,
+    ThresholdName.FP8_PAIRS: 20,
+    ThresholdName.MXFP8_RESIDENT_PAIRS: 32,
+    ThresholdName.UNPACK_TOKENS: 256,
+    ThresholdName.FEW_ROWS_TOKENS: 64,
+    ThresholdName.FEW_ROWS_PROGRAMS: 5,
+    ThresholdName.WIDEN_ROWS: 512,
+    ThresholdName.SUM_IN_NORM_TOKENS: 64,
 }
 
 
-def threshold(name: Name, gpu: Gpu) -> int:
+def threshold(name: ThresholdName, gpu: Gpu) -> int:
     row = measured(SECTION, gpu.family).get(Key(name))
     return _RULE[name] if row is None else row.tile.value
 
@@ -87,5 +87,5 @@ class Crowd:
 def crowd(gpu: Gpu) -> Crowd | None:
     """``None`` where ``wgmma`` was not measured against the small-batch kernels."""
     found = measured(SECTION, gpu.family)
-    pairs, tokens = (found.get(Key(name)) for name in (Name.WGMMA_PAIRS, Name.WGMMA_TOKENS))
+    pairs, tokens = (found.get(Key(name)) for name in (ThresholdName.WGMMA_PAIRS, ThresholdName.WGMMA_TOKENS))
     return None if pairs is None or tokens is None else Crowd(tokens.tile.value, pairs.tile.value)

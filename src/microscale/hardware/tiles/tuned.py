@@ -1,8 +1,7 @@
 """The files of measured tiles, ``tuned/<family>.json``: one section for each kind of kernel, one row for each case.
 
 A row says for what it was measured (``key``), the tile, and where the figure comes from (``measured``). ``microscale
-tune`` writes rows; those that came from experiments by hand say what was run. Files are read strictly: every key is
-there and none is unknown, every tile fits every card of the family.
+tune`` writes rows; those that came from experiments by hand say what was run. Every tile fits every card of the family.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from types import NoneType
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from microscale.errors import BadSetting
+from microscale.hardware.data_files import read_object, to_record
 from microscale.hardware.families import Family
 
 TUNED_DIR = Path(__file__).parents[1] / "tuned"
@@ -48,33 +47,33 @@ class Measurement:
     """Microseconds of the case, where one figure says it."""
 
 
-Key = TypeVar("Key")
-Tile = TypeVar("Tile")
+KeyT = TypeVar("KeyT")
+TileT = TypeVar("TileT")
 
 
 @dataclass(frozen=True)
-class Row(Generic[Key, Tile]):
-    key: Key
-    tile: Tile
+class TunedTile(Generic[KeyT, TileT]):
+    key: KeyT
+    tile: TileT
     measured: Measurement
 
 
 @dataclass(frozen=True)
-class Section(Generic[Key, Tile]):
+class Section(Generic[KeyT, TileT]):
     """What the rows of one section hold. Where a key has ``up_to``, rows that differ in it alone stand in its order,
     and the first that reaches the case serves it."""
 
     name: Kernels
-    key: type[Key]
-    tile: type[Tile]
-    misfit: Callable[[Key, Tile, Family], str | None]
+    key: type[KeyT]
+    tile: type[TileT]
+    misfit: Callable[[KeyT, TileT, Family], str | None]
     """Why the tile cannot run on the family's cards, or ``None``."""
 
 
-_KEPT: dict[tuple[Kernels, str], Mapping[Any, Row[Any, Any]]] = {}
+_KEPT: dict[tuple[Kernels, str], Mapping[Any, TunedTile[Any, Any]]] = {}
 
 
-def measured(section: Section[Key, Tile], family: Family) -> Mapping[Key, Row[Key, Tile]]:
+def measured(section: Section[KeyT, TileT], family: Family) -> Mapping[KeyT, TunedTile[KeyT, TileT]]:
     """What was measured on cards of this family; empty where nobody has measured."""
     place = (section.name, family.name)
     found = _KEPT.get(place)
@@ -90,15 +89,15 @@ def forget() -> None:
 
 
 @contextmanager
-def trial(section: Section[Key, Tile], family: Family, key: Key, tile: Tile) -> Iterator[None]:
+def trial(section: Section[KeyT, TileT], family: Family, key: KeyT, tile: TileT) -> Iterator[None]:
     """Meanwhile ``tile`` is what was measured for ``key``, before all others: how ``tune`` runs its candidates."""
     others = [row for other, row in measured(section, family).items() if other != key]
-    with in_effect(section, family, [Row(key, tile, Measurement("", "", "", "", "a trial", None)), *others]):
+    with in_effect(section, family, [TunedTile(key, tile, Measurement("", "", "", "", "a trial", None)), *others]):
         yield
 
 
 @contextmanager
-def in_effect(section: Section[Key, Tile], family: Family, rows: Sequence[Row[Key, Tile]]) -> Iterator[None]:
+def in_effect(section: Section[KeyT, TileT], family: Family, rows: Sequence[TunedTile[KeyT, TileT]]) -> Iterator[None]:
     """Meanwhile these are all rows of the section: what ``tune`` found is used for what it measures next."""
     before = measured(section, family)
     _KEPT[section.name, family.name] = {row.key: row for row in rows}
@@ -108,14 +107,15 @@ def in_effect(section: Section[Key, Tile], family: Family, rows: Sequence[Row[Ke
         _KEPT[section.name, family.name] = before
 
 
-def read(file: Path, section: Section[Key, Tile], family: Family) -> dict[Key, Row[Key, Tile]]:
+def read(file: Path, section: Section[KeyT, TileT], family: Family) -> dict[KeyT, TunedTile[KeyT, TileT]]:
     """One section of a file, checked."""
     data = _load(file, family).get(section.name, [])
     if not isinstance(data, list):
         raise BadSetting(f"{file} must hold a list of rows under {section.name!r}; {AGAIN}.")
-    found: dict[Key, Row[Key, Tile]] = {}
+    found: dict[KeyT, TunedTile[KeyT, TileT]] = {}
+    kind: Any = TunedTile
     for item in data:
-        row = _row(file, section, item)
+        row = to_record(file, kind[section.key, section.tile], item, AGAIN)
         reason = section.misfit(row.key, row.tile, family)
         if reason is not None:
             raise BadSetting(f"{file} holds a tile for {_text(row.key)} that {reason}.")
@@ -126,7 +126,7 @@ def read(file: Path, section: Section[Key, Tile], family: Family) -> dict[Key, R
     return found
 
 
-def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence[Row[Any, Any]]]) -> None:
+def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence[TunedTile[Any, Any]]]) -> None:
     """``file`` with these sections in place of those that it had."""
     old = _load(file, family) if file.exists() else {}
     new = {section.name: [asdict(row) for row in of_section] for section, of_section in found.items()}
@@ -140,61 +140,13 @@ def write(file: Path, family: Family, found: Mapping[Section[Any, Any], Sequence
 
 
 def _load(file: Path, family: Family) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise BadSetting(f"{file} cannot be read as JSON ({error}); {AGAIN}.") from None
-    if not isinstance(data, dict) or "family" not in data:
-        raise BadSetting(f"{file} lacks the key 'family'; {AGAIN}.")
-    _no_more(file, data, {"family", *Kernels})
-    if data["family"] != family.name:
-        raise BadSetting(f"{file} was measured for family {data['family']!r}, not {family.name!r}.")
-    return data
-
-
-def _row(file: Path, section: Section[Key, Tile], data: Any) -> Row[Key, Tile]:
-    if not isinstance(data, dict):
-        raise BadSetting(f"{file} holds {data!r} where a row of {section.name} belongs; {AGAIN}.")
-    _no_more(file, data, {"key", "tile", "measured"})
-    parts = (section.key, data.get("key")), (section.tile, data.get("tile")), (Measurement, data.get("measured"))
-    missing = [name for name in ("key", "tile", "measured") if name not in data]
-    if missing:
-        raise BadSetting(f"{file} lacks the key {missing[0]!r} in a row of {section.name}; {AGAIN}.")
-    return Row(*(_record(file, kind, part) for kind, part in parts))
-
-
-def _record(file: Path, kind: type[Any], data: Any) -> Any:
-    """A record of this type: each of its fields, and no others."""
-    hints = get_type_hints(kind)
-    if not isinstance(data, dict):
-        raise BadSetting(f"{file} holds {data!r} where {', '.join(hints)} belong; {AGAIN}.")
-    for name in hints:
-        if name not in data:
-            raise BadSetting(f"{file} lacks the key {name!r}; {AGAIN}.")
-    _no_more(file, data, set(hints))
-    return kind(**{name: _value(file, name, hint, data[name]) for name, hint in hints.items()})
-
-
-def _value(file: Path, name: str, hint: Any, value: Any) -> Any:
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return None
-    kind = kinds[0]
-    if issubclass(kind, StrEnum) and isinstance(value, str):
-        if value not in list(kind):
-            raise BadSetting(f"{file} has {value!r} for {name!r}; known are {', '.join(kind)}.")
-        return kind(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise BadSetting(f"{file} has {value!r} for {name!r}, which is of the wrong type.")
-    return value
-
-
-def _no_more(file: Path, data: Mapping[str, Any], keys: set[str]) -> None:
-    unknown = sorted(set(data) - keys)
+    data = read_object(file, AGAIN)
+    unknown = sorted(set(data) - {"family", *Kernels})
     if unknown:
-        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}.")
+        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; {AGAIN}.")
+    if data.get("family") != family.name:
+        raise BadSetting(f"{file} was measured for family {data.get('family')!r}, not {family.name!r}.")
+    return data
 
 
 def _check_order(file: Path, keys: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Tile, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import HEAD_DIMS, AttentionTile, Kv, split_kv, wanted_splits
 from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels import binding
 from microscale.kernels.attention import fused_decode_jit, fused_verify_jit, paged_jit, paths, split_kv_jit, widen
@@ -52,13 +52,13 @@ def uses_pdl(gpu: Gpu) -> bool:
     return gpu.has(Feature.PDL) and not binding.PLAIN
 
 
-def compile_options(tile: Tile) -> dict[str, Any]:
+def compile_options(tile: AttentionTile) -> dict[str, Any]:
     """Options of a launch."""
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     return options if tile.registers is None else options | {"maxnreg": tile.registers}
 
 
-def spills_because(tile: Tile, head_dim: int) -> str | None:
+def spills_because(tile: AttentionTile, head_dim: int) -> str | None:
     """Why a tile for long queries may spill."""
     if head_dim == 512 and tile.block_m == 64:
         return "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
@@ -125,7 +125,7 @@ class _Call:
         """Whether several new tokens of a sequence come straight from the projection."""
         return self.transform is not None and self.batch.sizes[1] > 1
 
-    def tile(self, decode: bool) -> Tile:
+    def tile(self, decode: bool) -> AttentionTile:
         return tile_of(self.spec, self.gpu, self.fp8, decode=decode, fused=self.transform is not None)
 
     @property
@@ -185,7 +185,7 @@ class _Call:
         if way is Split.MERGE:
             self._merge(sums, summary, spans, tile, parts)
 
-    def _kernel(self, tile: Tile, parts: int) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+    def _kernel(self, tile: AttentionTile, parts: int) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
         """The kernel for short sequences, and its arguments and constants that others do not have: the group, which is
         a constant where drafts are verified, and the heads' norms and rotation."""
         if self.transform is None:
@@ -197,7 +197,7 @@ class _Call:
         constants = {"KV_FP8": self.fp8, "EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
         return fused_decode_jit.attend_fused, (self.group,), self.transform.arguments(self.q), constants
 
-    def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile, parts: int) -> None:
+    def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: AttentionTile, parts: int) -> None:
         arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
         pdl = uses_pdl(self.gpu)
         constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": binding.PLAIN}
@@ -230,50 +230,20 @@ class _Call:
         launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 
 
-def _prefill(
-    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
+def _attend(
+    way: Split | None, long: bool, copied: bool, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv,
+    batch: AttentionBatch, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """``way``: of the short sequences; ``None`` where all are long. ``long``: whether some are long. ``copied``: those
+    read a bf16 copy of the keys and values."""
     call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_long(short_len=0)
-    return call.out
-
-
-def _prefill_widened(
-    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.widened(short_len=0).run_long(short_len=0)
-    return call.out
-
-
-def _short(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
+    if not q.shape[0]:
+        return call.out
+    if way is not None:
         call.run_short(way)
-    return call.out
-
-
-def _mixed(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_short(way)
-        call.run_long(call.short_len)
-    return call.out
-
-
-def _mixed_widened(
-    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
-) -> Tensor:
-    call = _Call.of(spec, gpu, q, kv, batch, sinks)
-    if q.shape[0]:
-        call.run_short(way)
-        call.widened(call.short_len).run_long(call.short_len)
+    if long:
+        short_len = 0 if way is None else call.short_len
+        (call.widened(short_len) if copied else call).run_long(short_len)
     return call.out
 
 
@@ -289,34 +259,27 @@ def _fused(
 
 USES = USED_BY["paged attention"]
 COPIED_ONCE = "each key is converted once, and not for every block of query rows"
-PATHS = (
-    *(
-        AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way), uses=USES)
-        for way in Split
-    ),
-    AttentionPath(f"prefill, {COPY}", COPIED_ONCE, paths.widens(paths.prefills), _prefill_widened, uses=USES),
-    AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill, uses=USES),
-    *(
-        AttentionPath(
-            f"mixed, {way}, {COPY}",
-            COPIED_ONCE,
-            paths.widens(paths.mixes(way)),
-            partial(_mixed_widened, way),
-            uses=USES,
-        )
-        for way in Split
-    ),
-    *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way), uses=USES) for way in Split),
+
+
+def _path(name: str, because: Reason, supports: paths.Supports, way: Split | None, *, long: bool = True,
+          copied: bool = False) -> AttentionPath:  # fmt: skip
+    return AttentionPath(name, because, supports, partial(_attend, way, long, copied), uses=USES)
+
+
+_WIDENED_MIXES = (
+    _path(f"mixed, {way}, {COPY}", COPIED_ONCE, paths.widens(paths.mixes(way)), way, copied=True) for way in Split
 )
-FUSED_PATHS = (
-    *(
-        FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way), uses=USES)
-        for way in Split
-    ),
-    *(
-        FusedPath(f"fused verify, {way}", way.because, paths.verifies(way), partial(_fused, way), uses=USES)
-        for way in Split
-    ),
+PATHS = (
+    *(_path(f"decode, {way}", way.because, paths.decodes(way), way, long=False) for way in Split),
+    _path(f"prefill, {COPY}", COPIED_ONCE, paths.widens(paths.prefills), None, copied=True),
+    _path("prefill", "no sequence decodes", paths.prefills, None),
+    *_WIDENED_MIXES,
+    *(_path(f"mixed, {way}", way.because, paths.mixes(way), way) for way in Split),
+)
+FUSED_PATHS = tuple(
+    FusedPath(f"fused {kind}, {way}", way.because, supports(way), partial(_fused, way), uses=USES)
+    for kind, supports in (("decode", paths.fuses), ("verify", paths.verifies))
+    for way in Split
 )
 
 

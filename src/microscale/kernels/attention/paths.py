@@ -16,11 +16,11 @@ from microscale.hardware import Gpu
 from microscale.hardware.tiles.attention import (
     VERIFY_ROWS,
     VERIFY_SEQUENCES,
-    Case,
+    AttentionCase,
+    AttentionTile,
+    AttentionWork,
     Kv,
     SplitKv,
-    Tile,
-    Work,
     choose,
     drafted_work,
     no_kernel,
@@ -52,20 +52,20 @@ class Split(StrEnum):
         }[self]
 
 
-def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> Tile:
+def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> AttentionTile:
     """The tile of a launch; ``fused``: from the projection."""
     if decode:
         work = _decode_work(spec, fused=fused)
     else:
-        work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
-    return choose(Case(work, spec.head_dim, Kv.of(fp8)), gpu)
+        work = AttentionWork.PREFILL if spec.window is None else AttentionWork.PREFILL_WINDOW
+    return choose(AttentionCase(work, spec.head_dim, Kv.of(fp8)), gpu)
 
 
-def _decode_work(spec: AttentionSpec, *, fused: bool) -> Work:
+def _decode_work(spec: AttentionSpec, *, fused: bool) -> AttentionWork:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
     if not fused:
-        return drafted_work(_rows(spec), spec.head_dim) if spec.shape.verify else Work.DECODE
-    return Work.FUSED_VERIFY if spec.shape.longest_query > 1 else Work.FUSED_DECODE
+        return drafted_work(_rows(spec), spec.head_dim) if spec.shape.verify else AttentionWork.DECODE
+    return AttentionWork.FUSED_VERIFY if spec.shape.longest_query > 1 else AttentionWork.FUSED_DECODE
 
 
 def _rows(spec: AttentionSpec) -> int:
@@ -73,12 +73,12 @@ def _rows(spec: AttentionSpec) -> int:
     return spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
 
 
-def short_len(spec: AttentionSpec, tile: Tile) -> int:
+def short_len(spec: AttentionSpec, tile: AttentionTile) -> int:
     """New tokens up to which a sequence is short: its rows fit one block of the decoding tile."""
     return tile.block_m // (spec.num_heads // spec.num_kv_heads)
 
 
-def parts_of(spec: AttentionSpec, tile: Tile) -> int:
+def parts_of(spec: AttentionSpec, tile: AttentionTile) -> int:
     """Programs of each KV head that share the new tokens of a sequence, where drafts come from the projection."""
     return cdiv(_rows(spec), tile.block_m)
 
@@ -87,24 +87,24 @@ def split_of(spec: AttentionSpec, gpu: Gpu) -> SplitKv:
     return split_kv(spec.head_dim, gpu, Kv.of(spec.shape.kv_fp8))
 
 
-def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
+def most_splits(spec: AttentionSpec, table_pages: int, tile: AttentionTile, gpu: Gpu, *, fused: bool) -> int:
     """Splits of a sequence, at most: the page table or the window bounds its keys."""
     return _most_splits(spec, table_pages, tile, split_of(spec, gpu), fused)
 
 
-def _most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, rule: SplitKv, fused: bool) -> int:
+def _most_splits(spec: AttentionSpec, table_pages: int, tile: AttentionTile, rule: SplitKv, fused: bool) -> int:
     keys = table_pages * spec.page_size
     if spec.window is not None:
         keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
     return cdiv(keys, tile.block_n) // rule.least_blocks(tile)
 
 
-def _short_tile(spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Tile:
+def _short_tile(spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> AttentionTile:
     """That of the batch's short sequences."""
     return tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
 
 
-def _split(way: Split, spec: AttentionSpec, gpu: Gpu, tile: Tile, *, fused: bool = False) -> Reason | None:
+def _split(way: Split, spec: AttentionSpec, gpu: Gpu, tile: AttentionTile, *, fused: bool = False) -> Reason | None:
     """Why short sequences of the batch are not shared among programs in this way."""
     rule = split_of(spec, gpu)
     splits, inside = _most_splits(spec, spec.shape.table_pages, tile, rule, fused), rule.merged_inside
@@ -118,7 +118,7 @@ def _split(way: Split, spec: AttentionSpec, gpu: Gpu, tile: Tile, *, fused: bool
     return None if splits > inside else f"is for more than {inside} splits, and a sequence has at most {splits}"
 
 
-def _long(spec: AttentionSpec, tile: Tile) -> Reason | None:
+def _long(spec: AttentionSpec, tile: AttentionTile) -> Reason | None:
     """Why the batch is not one with a long sequence."""
     most = short_len(spec, tile)
     longest = spec.shape.longest_query
@@ -166,7 +166,7 @@ def fuses(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         """Norms, rotation and KV write in the same launch."""
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
-        if reason := no_kernel(Case(Work.FUSED_DECODE, spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
+        if reason := no_kernel(AttentionCase(AttentionWork.FUSED_DECODE, spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
             return reason
         if shape.longest_query != 1:
             return f"takes one new token of each sequence, not {shape.longest_query}"
@@ -188,7 +188,7 @@ def verifies(way: Split) -> Supports:
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
-        if reason := no_kernel(Case(_decode_work(spec, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
+        if reason := no_kernel(AttentionCase(_decode_work(spec, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
             return reason
         if shape.heads is not None and any(shape.heads):
             return "pays with heads without norms that have values of their own"

@@ -12,7 +12,7 @@ import torch
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.attention import WIDEN_BYTES
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels import binding
 from microscale.kernels.attention import widen_jit
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
@@ -44,7 +44,7 @@ def bytes_of(spec: AttentionSpec, sizes: tuple[int, int, int]) -> int:
 
 def refuses(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
     """Why the keys of a batch are read as they are."""
-    shape, least = spec.shape, threshold(Name.WIDEN_ROWS, gpu)
+    shape, least = spec.shape, threshold(ThresholdName.WIDEN_ROWS, gpu)
     if not shape.kv_fp8:
         return "is for keys and values in FP8"
     rows = shape.longest_query * (spec.num_heads // spec.num_kv_heads)

@@ -1,4 +1,4 @@
-"""The process that compiles: ``python -m microscale.kernels.compiling PARENT``, with a ``Job`` as JSON on its stdin.
+"""The process that compiles: ``python -m microscale.kernels.compiling PARENT``, with a ``CompileJob`` as JSON on stdin.
 
 Writes a line of JSON for each kernel as it is done. It ends with its parent, and its compilers with it.
 """
@@ -19,9 +19,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from microscale.kernels.compiling.cache import use_cache
-from microscale.kernels.compiling.job import Job, slowest_first
-from microscale.kernels.compiling.pool import Died, captured, die_with_parent, find_complaint, reason, run_forked
-from microscale.kernels.compiling.pool import Job as Work
+from microscale.kernels.compiling.job import CompileJob, slowest_first
+from microscale.kernels.compiling.pool import (
+    Compilation,
+    Died,
+    captured,
+    die_with_parent,
+    find_complaint,
+    reason,
+    run_forked,
+)
 from microscale.kernels.compiling.source import build, hash_compiler, modules, shared_modules, source
 from microscale.kernels.launch import Kernel
 
@@ -52,11 +59,14 @@ def _told(work: Callable[[], None], log: IO[bytes]) -> dict[str, Any]:
     return {"seconds": time.monotonic() - began, "error": error}
 
 
-def run(job: Job) -> None:
+def run(job: CompileJob) -> None:
     use_cache(job.folder)
     hash_compiler(job.target)  # once, and not in every fork
     order = slowest_first(job.kernels)
-    work: list[Work] = [build_shared, *(partial(compile_kernel, job.kernels[place], job.target) for place in order)]
+    work: list[Compilation] = [
+        build_shared,
+        *(partial(compile_kernel, job.kernels[place], job.target) for place in order),
+    ]
     for index, answer in run_forked(work, num_workers=job.num_workers):
         told = {"seconds": 0.0, "error": _last_words(answer)} if isinstance(answer, Died) else answer
         print(json.dumps({"index": order[index - 1] if index else None, **told}), flush=True)
@@ -73,7 +83,7 @@ def main() -> int:
     die_with_parent(signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # it ended before we could ask to be told
         return 1
-    job = Job.from_json(json.load(sys.stdin.buffer))
+    job = CompileJob.from_json(json.load(sys.stdin.buffer))
     with tempfile.TemporaryDirectory(prefix="microscale-compiling-") as folder:
         tempfile.tempdir = folder  # ptxas' files, also of those that it refuses
         run(job)

@@ -50,7 +50,7 @@ PLAIN_VALUES = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Result:
+class CompileResult:
     """One kernel that was compiled, or could not be. ``kernel`` is ``None`` for what all launches share."""
 
     kernel: Kernel | None
@@ -63,7 +63,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """What to compile, for which GPU, and into which folder."""
 
     kernels: Sequence[Kernel]
@@ -81,7 +81,7 @@ class Job:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Job:
+    def from_json(cls, data: dict[str, Any]) -> CompileJob:
         target = GPUTarget("cuda", data["sm"], data["warp_size"])
         return cls(
             [kernel_from_json(each) for each in data["kernels"]], target, Path(data["folder"]), data["num_workers"]
@@ -135,7 +135,7 @@ def slowest_first(kernels: Sequence[Kernel]) -> list[int]:
     return sorted(range(len(kernels)), key=lambda place: ranks.get(kernels[place].name, len(SLOW)))
 
 
-def run_job(job: Job) -> Iterator[Result]:
+def run_job(job: CompileJob) -> Iterator[CompileResult]:
     """Compile, and yield each kernel as it is done: first what all launches share, if it was missing."""
     process = subprocess.Popen([*COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
@@ -150,10 +150,10 @@ def run_job(job: Job) -> Iterator[Result]:
         for line in process.stdout:
             answer = json.loads(line)
             kernel = None if answer["index"] is None else left.pop(answer["index"])
-            yield Result(kernel, answer["seconds"], answer["error"])
+            yield CompileResult(kernel, answer["seconds"], answer["error"])
         status = process.wait()
         for kernel in left.values():
-            yield Result(kernel, 0.0, f"the compiling process ended with status {status}")
+            yield CompileResult(kernel, 0.0, f"the compiling process ended with status {status}")
     finally:
         process.stdout.close()
         process.terminate()

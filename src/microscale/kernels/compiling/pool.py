@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from triton.compiler import CompilationError
 
-Job = Callable[[IO[bytes]], dict[str, Any]]
+Compilation = Callable[[IO[bytes]], dict[str, Any]]
 """Takes an empty file for its log, which the parent can read when the job dies."""
 
 PR_SET_PDEATHSIG = 1
@@ -93,7 +93,7 @@ def read_log(log: IO[bytes]) -> str:
 
 
 def run_forked(
-    jobs: Sequence[Job], *, num_workers: int, limit_s: float = 900.0
+    jobs: Sequence[Compilation], *, num_workers: int, limit_s: float = 900.0
 ) -> Iterator[tuple[int, dict[str, Any] | Died]]:
     """Yield each job's index and answer as it ends. ``limit_s`` is the time that one job may take."""
     waiting = deque(range(len(jobs)))
@@ -120,7 +120,7 @@ def run_forked(
             worker.end()
 
 
-def _start(index: int, job: Job, deadline: float) -> _Worker:
+def _start(index: int, job: Compilation, deadline: float) -> _Worker:
     receiver, sender = _FORK.Pipe(duplex=False)
     log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the worker ends)
     process = _FORK.Process(target=_child, args=(job, log, sender))
@@ -129,7 +129,7 @@ def _start(index: int, job: Job, deadline: float) -> _Worker:
     return _Worker(index, process, receiver, log, deadline)
 
 
-def _child(job: Job, log: IO[bytes], sender: Connection) -> None:
+def _child(job: Compilation, log: IO[bytes], sender: Connection) -> None:
     die_with_parent(signal.SIGKILL)
     # A group of its own, so that ending a stuck compilation ends its ptxas too.
     os.setpgid(0, 0)

@@ -15,7 +15,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from microscale.kernels.compiling.cache import use_cache
-from microscale.kernels.compiling.job import Job, missing, run_job, shared_missing
+from microscale.kernels.compiling.job import CompileJob, missing, run_job, shared_missing
 from microscale.kernels.compiling.source import hash_compiler
 from microscale.kernels.launch import Kernel, Launch
 
@@ -99,7 +99,7 @@ class Warming:
 
     def _compile(self, lacking: list[Kernel]) -> None:
         self.total = len(lacking)
-        for result in run_job(Job(lacking, self._target, self._folder, self._num_workers)):
+        for result in run_job(CompileJob(lacking, self._target, self._folder, self._num_workers)):
             self.done += result.kernel is not None
             if result.error is not None:
                 self.failed[result.kernel] = result.error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.cost import (
@@ -38,7 +38,7 @@ from microscale.kernels.dense.spec import (
     check_rows,
 )
 from microscale.kernels.layouts import TILE_ROWS
-from microscale.kernels.op import Activations, Cost, Reason, Unit, always
+from microscale.kernels.op import Activations, Cost, MatrixUnit, Reason, always
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,12 +56,12 @@ def _reads_weights_once(spec: DenseSpec, gpu: Gpu) -> Reason | None:
 def _small_batch(spec: DenseSpec, gpu: Gpu) -> Reason | None:
     if small_batch.takes(spec.tokens, spec.rows, gpu):
         return None
-    most, few_rows = small_batch.MAX_TOKENS, threshold(Name.FEW_ROWS_TOKENS, gpu)
+    most, few_rows = small_batch.MAX_TOKENS, threshold(ThresholdName.FEW_ROWS_TOKENS, gpu)
     return f"pays up to {most} tokens, with few rows up to {few_rows}, not for {spec.tokens} and {spec.rows} rows"
 
 
 def _unpack(spec: DenseSpec, gpu: Gpu) -> Reason | None:
-    least = threshold(Name.UNPACK_TOKENS, gpu)
+    least = threshold(ThresholdName.UNPACK_TOKENS, gpu)
     return None if spec.tokens >= least else f"pays from {least} tokens on, not for {spec.tokens}"
 
 
@@ -107,7 +107,9 @@ UNPACKED = DensePath(
 DOT, SCALED = USED_BY["dense GEMM"], USED_BY["dense GEMM, block-scaled"]
 GEMM = DensePath("GEMM", LAST, always, _run_gemm, uses=DOT)
 BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled, uses=SCALED)
-FROM_SUM = SumPath("small batch, norm inside", "it is the only one", small_batch.refuses_sum, _small_batch_from_sum)
+FROM_SUM = SumPath(
+    "small batch, norm inside", "it is the only one", small_batch.why_not_fused_norm, _small_batch_from_sum
+)
 SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, _small_batch_logits)
 SMALL_BATCH_BF16_LOGITS = replace(SMALL_BATCH_LOGITS, name="small batch, bf16")
 GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits, uses=DOT)
@@ -179,7 +181,7 @@ class BlockScaledFragments(DenseOp[PackedDense]):
             return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # Half of the peak: unpacking runs beside the matrix unit. Not measured yet.
         total = weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, dense_flops(spec), Unit.FP8, efficiency=0.5, launches=2)
+        return Cost(total, dense_flops(spec), MatrixUnit.FP8, efficiency=0.5, launches=2)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         return self.small_batch.packed_bytes(spec)

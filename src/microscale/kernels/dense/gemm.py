@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.gemm import GemmPath, Tile, dense_tile
+from microscale.hardware.tiles.gemm import GemmTile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small_batch import empty_logits
 from microscale.kernels.dense.spec import Logits
-from microscale.kernels.launch import launch
-from microscale.kernels.moe.grouped import constants as tile_constants
-from microscale.kernels.moe.grouped import mma_promise, quantise
+from microscale.kernels.launch import launch, or_unread
+from microscale.kernels.moe.grouped import gemm_constants, gemm_options, gemm_path, mma_promise, quantise
 from microscale.kernels.numbers import cdiv
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ EFFICIENCY = 0.4
 
 
 @dataclass(frozen=True)
-class Program:
+class _GemmLaunch:
     """All that one launch has besides its outputs."""
 
     grid: tuple[int]
@@ -35,11 +34,6 @@ class Program:
     constants: dict[str, Any]
     options: dict[str, Any]
     promise: str | None
-    block_rows: int
-
-
-def path_of(bits: int, block_scaled: bool) -> GemmPath:
-    return GemmPath(f"w{bits}a{8 if block_scaled else 16}")
 
 
 def run(
@@ -49,62 +43,56 @@ def run(
     residual: Tensor | None,
     *,
     block_scaled: bool = False,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
 ) -> Tensor:
     """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``. ``block_scaled``: activations in MXFP8 inside."""
     tokens = x.shape[0]
     y = torch.empty((tokens, packed.rows), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
-    tile = tile or dense_tile(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
-    program = _prepare(packed, gpu, x, block_scaled, tile)
+    tile = tile or dense_tile(gemm_path(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
+    started = _prepare(packed, gpu, x, block_scaled, tile)
     stride = packed.rows if residual is None else residual.stride(0)
     arguments = (
-        *program.inputs, x if residual is None else residual, y, *program.sizes[:4], stride, program.sizes[4],
+        *started.inputs, x if residual is None else residual, y, *started.sizes[:4], stride, started.sizes[4],
         int(residual is not None),
     )  # fmt: skip
-    launch(jit.gemm, program.grid, arguments, program.constants, program.options, program.promise)
+    launch(jit.gemm, started.grid, arguments, started.constants, started.options, started.promise)
     return y
 
 
 def run_logits(
-    packed: PackedDense, gpu: Gpu, x: Tensor, *, block_scaled: bool = False, tile: Tile | None = None
+    packed: PackedDense, gpu: Gpu, x: Tensor, *, block_scaled: bool = False, tile: GemmTile | None = None
 ) -> Logits:
     """``x [tokens, k]`` bf16 → float32 logits with their blocks."""
     tokens = x.shape[0]
     if not tokens:
         return empty_logits(0, packed.rows, 128, x.device)
-    tile = tile or dense_tile(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
-    program = _prepare(packed, gpu, x, block_scaled, tile)
-    out = empty_logits(tokens, packed.rows, program.block_rows, x.device)
+    tile = tile or dense_tile(gemm_path(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
+    started = _prepare(packed, gpu, x, block_scaled, tile)
+    out = empty_logits(tokens, packed.rows, tile.block_n, x.device)
     blocks = (out.values, out.block_max, out.block_argmax, out.block_sum)
-    arguments = (*program.inputs, *blocks, *program.sizes)
-    launch(jit.gemm_logits, program.grid, arguments, program.constants, program.options, program.promise)
+    arguments = (*started.inputs, *blocks, *started.sizes)
+    launch(jit.gemm_logits, started.grid, arguments, started.constants, started.options, started.promise)
     return out
 
 
-def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: Tile) -> Program:
+def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: GemmTile) -> _GemmLaunch:
     tokens = x.shape[0]
-    path = path_of(packed.bits, block_scaled)
+    path = gemm_path(packed.bits, block_scaled)
     values, scales = x, x
     if block_scaled:
         quantised = quantise(x)
         values, scales = quantised.values, quantised.scale_words
-    inputs = (values, scales, packed.weight, _or(packed.groups, x), _or(packed.channels, x), _or(packed.bias, x))
+    inputs = (
+        values,
+        scales,
+        packed.weight,
+        or_unread(packed.groups, x),
+        or_unread(packed.channels, x),
+        or_unread(packed.bias, x),
+    )
     sizes = (tokens, packed.rows, packed.k, values.stride(0), int(packed.bias is not None))
-    constants = tile_constants(gpu, path, tile) | {"CHANNELS": packed.channels is not None}
+    constants = gemm_constants(gpu, path, tile) | {"CHANNELS": packed.channels is not None}
     grid = (cdiv(packed.rows, tile.block_n) * cdiv(tokens, tile.block_m),)
-    return Program(grid, inputs, sizes, constants, _options(gpu, path, tile), mma_promise(gpu, path), tile.block_n)
-
-
-def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
-    # Left alone, ptxas aims at one more program an SM and spills (see moe/grouped).
-    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255}
-    if path.block_scaled and gpu.family.triton_arch is not None:
-        options["arch"] = gpu.family.triton_arch
-    return options
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
+    return _GemmLaunch(grid, inputs, sizes, constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, Tile, choose, columns_for
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, DenseTile, choose, columns_for
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels.dense import from_sum_jit, walk_jit
 from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, Logits, Summed
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason
@@ -37,7 +37,7 @@ EARLY_REGISTERS = 168
 """A thread's, from which on it may fetch a second batch of weights meanwhile."""
 
 
-def refuses_sum(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+def why_not_fused_norm(spec: DenseSpec, gpu: Gpu) -> Reason | None:
     """Why sum and norm are not in the layer's own launch."""
     if not spec.behind_sum:
         return "is for layers behind a sum"
@@ -53,8 +53,8 @@ def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
     if tokens <= MAX_TOKENS:
         return True
     programs = cdiv(tokens, COLUMNS[-1]) * cdiv(rows, TILE_ROWS)
-    few_rows = programs <= threshold(Name.FEW_ROWS_PROGRAMS, gpu) * gpu.num_sms
-    return few_rows and tokens <= threshold(Name.FEW_ROWS_TOKENS, gpu)
+    few_rows = programs <= threshold(ThresholdName.FEW_ROWS_PROGRAMS, gpu) * gpu.num_sms
+    return few_rows and tokens <= threshold(ThresholdName.FEW_ROWS_TOKENS, gpu)
 
 
 def passes(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
@@ -62,7 +62,7 @@ def passes(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
     return cdiv(tokens, columns_for(weight_format, rows, tokens, gpu))
 
 
-def tile_constants(tile: Tile) -> dict[str, int]:
+def tile_constants(tile: DenseTile) -> dict[str, int]:
     sizes = {"N": tile.columns, "B": tile.row_tiles, "WARPS_N": tile.warps_n}
     return sizes | {"SLICES": tile.slices, "AHEAD": tile.ahead}
 
@@ -73,14 +73,14 @@ def _scales() -> dict[str, int]:
     return {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
 
 
-def fetches_early(weight_format: str, tile: Tile) -> bool:
+def fetches_early(weight_format: str, tile: DenseTile) -> bool:
     """Whether a program has two batches of weights on their way before it waits for its tokens, and not one. Where it
     norms the token itself, the second is fetched meanwhile. In bf16: with MXFP4 a step of 120b in ``fast`` takes 25 us
     more, MXFP8's scales leave no registers (SM 9.0: 14 words spill), nor do more than 8 tokens (10 to 47 us more)."""
     return weight_format == "bf16" and tile.columns == COLUMNS[0] and tile.registers >= EARLY_REGISTERS
 
 
-def norm_constants(packed: PackedDense, tile: Tile) -> dict[str, int]:
+def norm_constants(packed: PackedDense, tile: DenseTile) -> dict[str, int]:
     """How the warps of a program stand for those of a norm: so many of them at once, so often."""
     k = packed.k
     norm_warps = warps(norm_block(k))
@@ -97,7 +97,7 @@ def _launch(
     gpu: Gpu,
     tokens: int,
     arguments: tuple[Any, ...],
-    tile: Tile,
+    tile: DenseTile,
     further: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
@@ -111,7 +111,7 @@ def _launch(
     launch(fn, grid, arguments, constants, options, MMA, reason)
 
 
-def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile: Tile | None = None) -> Tensor:
+def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile: DenseTile | None = None) -> Tensor:
     """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``. No host synchronisation; sizes follow from shapes."""
     tokens = x.shape[0]
     y = torch.empty((tokens, packed.rows), dtype=torch.bfloat16, device=x.device)
@@ -119,7 +119,7 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile:
         return y
     tile = tile or choose(packed.format, packed.rows, tokens, gpu)
     arguments = (
-        *_inputs(packed, x), _or(residual, x), y,
+        *_inputs(packed, x), or_unread(residual, x), y,
         tokens, packed.rows, packed.k, x.stride(0), packed.rows if residual is None else residual.stride(0),
         int(packed.bias is not None), int(residual is not None),
     )  # fmt: skip
@@ -127,7 +127,7 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile:
     return y
 
 
-def run_from_sum(packed: PackedDense, gpu: Gpu, summed: Summed, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def run_from_sum(packed: PackedDense, gpu: Gpu, summed: Summed, tile: DenseTile | None = None) -> tuple[Tensor, Tensor]:
     """One token: the layer of the norm of a sum, bf16 ``[1, rows]``, and the sum, in one launch."""
     x = summed.x
     y = torch.empty((1, packed.rows), dtype=torch.bfloat16, device=x.device)
@@ -143,7 +143,7 @@ def run_from_sum(packed: PackedDense, gpu: Gpu, summed: Summed, tile: Tile | Non
 
 
 def run_logits(
-    packed: PackedDense, gpu: Gpu, x: Tensor, softcap: float | None = None, tile: Tile | None = None
+    packed: PackedDense, gpu: Gpu, x: Tensor, softcap: float | None = None, tile: DenseTile | None = None
 ) -> Logits:
     """``x [tokens, k]`` bf16 → float32 logits, capped if so wished, with their blocks, in one launch."""
     tokens = x.shape[0]
@@ -172,10 +172,5 @@ def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) 
 
 
 def _inputs(packed: PackedDense, x: Tensor) -> tuple[Tensor, ...]:
-    scales = (_or(packed.groups, x), _or(packed.channels, x), _or(packed.bias, x))
+    scales = (or_unread(packed.groups, x), or_unread(packed.channels, x), or_unread(packed.bias, x))
     return x, packed.weight.view(torch.int32), *scales  # bf16 weights are read as words of two
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor

@@ -47,7 +47,9 @@ class TritonBf16(DenseOp[DenseWeights]):
     layout = ROW_MAJOR
     paths = (DensePath("small batch", "it is the only one", always, _run),)
     logits_paths = (LogitsPath("small batch", "it is the only one", always, _run_logits),)
-    sum_paths = (SumPath("small batch, norm inside", "it is the only one", small_batch.refuses_sum, _run_from_sum),)
+    sum_paths = (
+        SumPath("small batch, norm inside", "it is the only one", small_batch.why_not_fused_norm, _run_from_sum),
+    )
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels import binding
 from microscale.kernels.dense import unpack_jit
 from microscale.kernels.dense.packed import PackedDense
@@ -29,7 +29,7 @@ WARPS = 4
 
 def pays(tokens: int, gpu: Gpu) -> bool:
     """Whether the copy costs less than what the GEMM loses."""
-    return tokens >= threshold(Name.UNPACK_TOKENS, gpu)
+    return tokens >= threshold(ThresholdName.UNPACK_TOKENS, gpu)
 
 
 def unpack(packed: PackedDense) -> Tensor:

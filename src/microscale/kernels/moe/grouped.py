@@ -15,10 +15,10 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.gemm import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile, choose
 from microscale.kernels import binding, mxfp8_jit
 from microscale.kernels.gate import gate_constants
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -66,7 +66,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Program:
+class GemmSettings:
     """What both GEMMs of a layer share: their constants, options and promise."""
 
     constants: dict[str, Any]
@@ -83,6 +83,7 @@ def mma_promise(gpu: Gpu, path: GemmPath) -> str | None:
 
 
 def gemm_path(bits: int, block_scaled: bool) -> GemmPath:
+    """The kind of GEMM by the bits of a weight."""
     return GemmPath(f"w{bits}a{8 if block_scaled else 16}")
 
 
@@ -94,7 +95,7 @@ def run(
     gpu: Gpu,
     *,
     block_scaled: bool = False,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
 ) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. ``block_scaled``: activations in MXFP8 inside."""
     tokens, top_k = routing.expert_ids.shape
@@ -104,14 +105,14 @@ def run(
     if x.dtype != torch.bfloat16 or x.stride(1) != 1:
         raise Unsupported(f"The grouped expert kernels read rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
     path = gemm_path(packed.gate_up.format.bits, block_scaled)
-    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden)
     work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
     inputs = quantise(x) if block_scaled else Activation(x, None)
     h = Activation.empty(tokens * top_k, packed.intermediate, block_scaled, x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    program = Program(constants(gpu, path, tile), _options(gpu, path, tile), mma_promise(gpu, path))
-    _gate_up(packed, gate, inputs, work, h, program)
-    _down(packed, h, work, routing, parts, program)
+    settings = GemmSettings(gemm_constants(gpu, path, tile), gemm_options(gpu, path, tile), mma_promise(gpu, path))
+    _gate_up(packed, gate, inputs, work, h, settings)
+    _down(packed, h, work, routing, parts, settings)
     combine(parts, y, top_k, gpu)
     return y
 
@@ -127,16 +128,18 @@ def quantise(x: Tensor) -> Activation:
     return out
 
 
-def _gate_up(packed: PackedExperts, gate: Gate, x: Activation, work: Dispatch, h: Activation, program: Program) -> None:
+def _gate_up(
+    packed: PackedExperts, gate: Gate, x: Activation, work: Dispatch, h: Activation, settings: GemmSettings
+) -> None:
     weights = packed.gate_up
     arguments = (
-        x.values, x.scale_words, weights.words, weights.scales, _or(packed.gate_up_bias, x.values),
+        x.values, x.scale_words, weights.words, weights.scales, or_unread(packed.gate_up_bias, x.values),
         h.values, h.scale_bytes, work.tiles, work.offsets, work.order,
         weights.rows, weights.k, x.values.stride(0), h.values.stride(0),
     )  # fmt: skip
     own = {"TOP_K": work.top_k, "HAS_BIAS": packed.gate_up_bias is not None, **gate_constants(gate)}
-    constants = {**own, **program.constants}
-    launch(jit.gate_up, program.grid(weights, work), arguments, constants, program.options, program.promise)
+    constants = {**own, **settings.constants}
+    launch(jit.gate_up, settings.grid(weights, work), arguments, constants, settings.options, settings.promise)
 
 
 def _down(
@@ -145,23 +148,18 @@ def _down(
     work: Dispatch,
     routing: Routing,
     parts: Tensor,
-    program: Program,
+    settings: GemmSettings,
 ) -> None:
     weights = packed.down
     arguments = (
-        h.values, h.scale_words, weights.words, weights.scales, _or(packed.down_bias, h.values),
+        h.values, h.scale_words, weights.words, weights.scales, or_unread(packed.down_bias, h.values),
         parts, routing.weights, work.tiles, work.offsets, work.order, weights.rows, weights.k, h.values.stride(0),
     )  # fmt: skip
-    constants = {"HAS_BIAS": packed.down_bias is not None, **program.constants}
-    launch(jit.down, program.grid(weights, work), arguments, constants, program.options, program.promise)
+    constants = {"HAS_BIAS": packed.down_bias is not None, **settings.constants}
+    launch(jit.down, settings.grid(weights, work), arguments, constants, settings.options, settings.promise)
 
 
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
-
-
-def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def gemm_constants(gpu: Gpu, path: GemmPath, tile: GemmTile) -> dict[str, Any]:
     return {
         "BITS": path.weight_bits,
         "MX": path.block_scaled,
@@ -175,7 +173,7 @@ def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
     }
 
 
-def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def gemm_options(gpu: Gpu, path: GemmPath, tile: GemmTile) -> dict[str, Any]:
     # Left alone, ptxas aims at one more program an SM and spills: 36 bytes at 168 registers (w8a8, 64 x 128, SM120).
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255}
     if path.block_scaled and gpu.family.triton_arch is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, GemmTile, choose
 from microscale.kernels import binding
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
@@ -53,7 +53,7 @@ def gemm_path(bits: int, fp8: bool) -> GemmPath:
     return GemmPath(f"w{bits}a{8 if fp8 else 16}_wgmma")
 
 
-def tile_constants(tile: Tile, path: GemmPath) -> dict[str, Any]:
+def tile_constants(tile: GemmTile, path: GemmPath) -> dict[str, Any]:
     if tile.resident(path):
         registers, loader = RESIDENT_REGISTERS[tile.groups]
         sizes = {"BN": tile.block_m, "GROUPS": tile.groups, "STAGES": tile.stages, "BITS": path.weight_bits}
@@ -75,7 +75,7 @@ def run(
     x: Tensor,
     routing: Routing,
     gpu: Gpu,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
     *,
     fp8: bool = False,
     short_list: bool = False,
@@ -91,11 +91,11 @@ def run(
     if not tokens:
         return y
     path = gemm_path(packed.gate_up.format.bits, fp8)
-    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden)
     padded = packed.gate_up.k_tiles * TILE_K
     if short_list:
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
-        prepared = Prepared(values, None)
+        prepared = PreparedTokens(values, None)
     else:
         work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
         prepared = prepare(x, padded, fp8=fp8)
@@ -105,21 +105,21 @@ def run(
     h = new((tokens * top_k, width), dtype=prepared.values.dtype, device=x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
     _gemm(packed.gate_up, packed.gate_up_bias, gate, prepared, h, work, routing, tile, gpu, first=True)
-    second = Prepared(h, prepared.factors)
+    second = PreparedTokens(h, prepared.factors)
     _gemm(packed.down, packed.down_bias, gate, second, parts, work, routing, tile, gpu, first=False)
     combine(parts, y, top_k, gpu)
     return y
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTokens:
     """Tokens as the GEMMs read them: see ``grouped_wgmma_jit``."""
 
     values: Tensor  # [tokens, padded] bf16 or float8_e4m3fn
     factors: Tensor | None  # E4M3: [tokens] float32
 
 
-def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
+def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> PreparedTokens:
     """``x`` in fragment order, scaled, with zeros up to ``padded`` columns."""
     tokens, width = x.shape
     if fp8:
@@ -129,17 +129,17 @@ def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
         constants = {"PADDED": padded, "BLOCK": block, "PLAIN": binding.PLAIN}
         arguments = (x, codes, factors, width, x.stride(0))
         launch(jit.prepare_tokens_fp8, (tokens,), arguments, constants, {"num_warps": 4})
-        return Prepared(codes.view(torch.float8_e4m3fn), factors)
+        return PreparedTokens(codes.view(torch.float8_e4m3fn), factors)
     out = torch.empty((tokens, padded), dtype=torch.bfloat16, device=x.device)
     grid = (tokens, cdiv(padded, PREPARE_BLOCK))
     constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
     launch(jit.prepare_tokens, grid, (x, out, width, x.stride(0)), constants, {"num_warps": 4})
-    return Prepared(out, None)
+    return PreparedTokens(out, None)
 
 
 def _gemm(
-    weights: Packed, bias: Tensor | None, gate: Gate, x: Prepared, out: Tensor, work: Dispatch, routing: Routing,
-    tile: Tile, gpu: Gpu, *, first: bool,
+    weights: Packed, bias: Tensor | None, gate: Gate, x: PreparedTokens, out: Tensor, work: Dispatch, routing: Routing,
+    tile: GemmTile, gpu: Gpu, *, first: bool,
 ) -> None:  # fmt: skip
     items = work.tiles.shape[0] * cdiv(weights.rows, tile.block_n)
     fp8 = x.factors is not None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from microscale.formats import MXFP4, MXFP8, block_format
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath, choose
-from microscale.hardware.tiles.thresholds import Name, crowd, threshold
+from microscale.hardware.tiles.thresholds import ThresholdName, crowd, threshold
 from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
@@ -42,7 +42,7 @@ def block_scaled(gpu: Gpu) -> bool:
 
 def pays_mxfp8(spec: MoeSpec, gpu: Gpu) -> bool:
     """Whether the tokens are so many that arithmetic counts, and 8-bit activations with it."""
-    many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(Name.FP8_PAIRS, gpu) * spec.num_experts
+    many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(ThresholdName.FP8_PAIRS, gpu) * spec.num_experts
     return spec.tokens > MAX_TOKENS and many
 
 
@@ -92,7 +92,7 @@ def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if (reason := _wgmma(spec, gpu)) or pays_mxfp8(spec, gpu):
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
-    least = threshold(Name.FP8_PAIRS, gpu)
+    least = threshold(ThresholdName.FP8_PAIRS, gpu)
     return f"pays beyond {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
 
 
@@ -117,7 +117,7 @@ def _resident(fp8: bool) -> Supports:
 def _resident_mxfp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if reason := _wgmma(spec, gpu, MXFP8.name):
         return reason
-    share, least = spec.tokens * spec.top_k / spec.num_experts, threshold(Name.MXFP8_RESIDENT_PAIRS, gpu)
+    share, least = spec.tokens * spec.top_k / spec.num_experts, threshold(ThresholdName.MXFP8_RESIDENT_PAIRS, gpu)
     if spec.tokens > MAX_TOKENS and share >= least:
         return None
     return f"is meant for more than {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
@@ -127,7 +127,7 @@ def _sum_in_norm(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     """The list's own limits. A path that goes before it adds up a token's experts by itself."""
     if spec.tokens <= DIRECT_TOKENS:
         return f"pays from {DIRECT_TOKENS + 1} tokens on, not for {spec.tokens}: fewer are added up in the last GEMM"
-    if spec.tokens > (most := min(MAX_TOKENS, threshold(Name.SUM_IN_NORM_TOKENS, gpu))):
+    if spec.tokens > (most := min(MAX_TOKENS, threshold(ThresholdName.SUM_IN_NORM_TOKENS, gpu))):
         return f"pays up to {most} tokens, not for {spec.tokens}"
     return None if _wgmma_bf16(spec, gpu) else "leaves crowded experts to wgmma, whose parts are in bf16"
 
@@ -145,7 +145,7 @@ def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
 @lru_cache(maxsize=256)
 def _resident_share(gpu: Gpu, num_experts: int, hidden: int, path: GemmPath) -> int | None:
     def resident(share: int) -> bool:
-        return choose(path, gpu, share * num_experts, num_experts, hidden).tile.resident(path)
+        return choose(path, gpu, share * num_experts, num_experts, hidden).resident(path)
 
     share = bisect_left(range(MAX_SHARE), True, lo=1, key=resident)
     return share if share < MAX_SHARE else None

@@ -8,7 +8,7 @@ Defined results:
 
 * Two kinds of router are in use: top-k then softmax over the k (gpt-oss), and softmax over all, top-k, renormalise,
   times a scale per expert (Gemma). Renormalising cancels the sum over all experts, so both are one function here; the
-  twin ``reference_route`` computes each literally.
+  lab's twin (``cases/routing_twins``) computes each literally.
 * Among equal logits the lowest expert index wins (``torch.topk`` leaves that open); -0.0 equals 0.0.
 * NaN ranks above every number, as in ``torch.topk``. A row with a NaN gets NaN weights, so that the fault shows in the
   output, and distinct ids in range, so that no kernel reads outside the weights.
@@ -18,14 +18,13 @@ Defined results:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from microscale.errors import Unsupported
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.moe import routing_jit
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
@@ -45,13 +44,6 @@ COUNTING_REGISTERS = 128
 PREFIX = {"BLOCKS": 64, "EXPERTS": 32}
 MAX_JOBS = 4096
 """Sizes that are remembered."""
-
-
-class RouterKind(StrEnum):
-    TOPK_SOFTMAX = "topk_softmax"
-    """Top-k logits, softmax over the k (gpt-oss)."""
-    SOFTMAX_TOPK = "softmax_topk"
-    """Softmax over all, top-k, renormalise (Gemma)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _RoutingSizes:
     """The sizes of one call, and what the launches derive from them."""
 
     tokens: int
@@ -158,7 +150,7 @@ class _Job:
     ) -> None:
         ids, weights = routing.expert_ids, routing.weights
         arguments = (
-            _or(logits, ids), _or(expert_scale, weights), ids, weights, _or(block_counts, ids),
+            or_unread(logits, ids), or_unread(expert_scale, weights), ids, weights, or_unread(block_counts, ids),
             self.tokens, self.num_experts, _row_stride(logits),
         )  # fmt: skip
         constants = {"ROWS": self.rows, "COUNT": block_counts is not None, **self.choice(logits, expert_scale)}
@@ -197,14 +189,9 @@ class _Job:
 
 
 @lru_cache(MAX_JOBS)
-def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _Job:
+def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _RoutingSizes:
     """One for each size: all layers of a step have the same."""
-    return _Job(tokens, num_experts, top_k, sorts)
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
+    return _RoutingSizes(tokens, num_experts, top_k, sorts)
 
 
 def _row_stride(logits: Tensor | None) -> int:
@@ -213,35 +200,3 @@ def _row_stride(logits: Tensor | None) -> int:
     if logits.stride(-1) != 1:
         raise Unsupported("Router logits must be contiguous along the experts.")
     return logits.stride(0)
-
-
-def reference_route(logits: Tensor, top_k: int, kind: RouterKind, expert_scale: Tensor | None = None) -> Routing:
-    """The twin of ``route`` in plain torch, each kind as its model states it."""
-    logits = logits.float()
-    logits = logits.where(~logits.isnan(), torch.nan)  # one NaN: a sort may rank those with a sign elsewhere
-    scores = logits
-    if kind is RouterKind.SOFTMAX_TOPK:
-        scores = scores.softmax(dim=-1)
-    # A stable descending sort puts NaN first and keeps equal logits in index order. Gemma's probabilities are ranked by
-    # their logits: the order is the same, and two logits that round to one probability still differ.
-    ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    chosen = scores.gather(1, ids)
-    weights = chosen.softmax(dim=-1) if kind is RouterKind.TOPK_SOFTMAX else chosen / chosen.sum(dim=-1, keepdim=True)
-    if expert_scale is not None:
-        weights = weights * expert_scale.float()[ids]
-    return Routing(ids.to(torch.int32), weights)
-
-
-def reference_dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
-    """The twin of ``dispatch`` in plain torch."""
-    flat = expert_ids.flatten().long()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=num_experts)
-    offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    tiles: list[tuple[int, int, int, int]] = []
-    for expert, (start, count) in enumerate(zip(offsets.tolist(), counts.tolist(), strict=False)):
-        first = len(tiles)
-        tiles += [(expert, start + done, min(block, count - done), first) for done in range(0, count, block)]
-    tiles += [(-1, 0, 0, 0)] * (tile_bound(flat.numel(), num_experts, block) - len(tiles))
-    table = torch.tensor(tiles, dtype=torch.int32, device=flat.device).view(-1, 4)
-    return Dispatch(offsets.int(), order.int(), table, block, expert_ids.shape[1])

@@ -17,8 +17,8 @@ from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
-    Shape,
-    Tile,
+    ExpertShape,
+    ExpertTile,
     direct_down,
     direct_gate_up,
     for_list,
@@ -26,7 +26,7 @@ from microscale.hardware.tiles.experts import (
     max_registers,
 )
 from microscale.kernels.gate import gate_constants
-from microscale.kernels.launch import launch
+from microscale.kernels.launch import launch, or_unread
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
@@ -54,13 +54,13 @@ LIST_WARPS = 4
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 
 
-def shape_of(weights: Packed) -> Shape:
+def shape_of(weights: Packed) -> ExpertShape:
     """What the choice of tiles depends on."""
     half_tile = weights.k % TILE_K > 0
-    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
+    return ExpertShape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
 
 
-def tile_constants(tile: Tile) -> dict[str, int]:
+def tile_constants(tile: ExpertTile) -> dict[str, int]:
     return {"B": tile.row_tiles, "WARPS_N": tile.warps_n, "SLICES": tile.slices, "AHEAD": tile.ahead}
 
 
@@ -74,16 +74,11 @@ def pdl_option(gpu: Gpu) -> dict[str, bool]:
     return {"launch_pdl": True} if gpu.has(Feature.PDL) else {}
 
 
-def gemm_options(tile: Tile, warps: int, gpu: Gpu) -> dict[str, Any]:
+def gemm_options(tile: ExpertTile, warps: int, gpu: Gpu) -> dict[str, Any]:
     """Launch options of a GEMM with so many warps in a program."""
     registers = max_registers(tile, warps, gpu)
     limit = {} if registers is None else {"maxnreg": registers}
     return {"num_warps": warps, **pdl_option(gpu), **limit}
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
-    return other if tensor is None else tensor
 
 
 def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
@@ -147,7 +142,7 @@ def _parts(
     x: Tensor,
     routing: Routing,
     work: Dispatch | OwnList,
-    tile: Callable[[ExpertGemm, Shape, int, int, Gpu], Tile],
+    tile: Callable[[ExpertGemm, ExpertShape, int, int, Gpu], ExpertTile],
 ) -> Parts:
     """Both GEMMs. ``x``: as ``work`` wants it."""
     tokens, top_k = routing.expert_ids.shape
@@ -223,12 +218,12 @@ class _Named:
 
 def _gate_up(
     packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | OwnList | None, gpu: Gpu,
-    tile: Tile,
+    tile: ExpertTile,
 ) -> None:  # fmt: skip
     weights, named = packed.gate_up, _Named.by(work, ids)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h, named.tiles, named.order, x.stride(0),
+        x, weights.words, weights.scales, or_unread(packed.gate_up_bias, x), h, named.tiles, named.order, x.stride(0),
         x.shape[0],
     )  # fmt: skip
     constants = {
@@ -241,14 +236,20 @@ def _gate_up(
 
 
 def _down(
-    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch | OwnList, parts: Tensor, gpu: Gpu, tile: Tile
+    packed: PackedExperts,
+    h: Tensor,
+    routing: Routing,
+    work: Dispatch | OwnList,
+    parts: Tensor,
+    gpu: Gpu,
+    tile: ExpertTile,
 ) -> None:
     weights, named = packed.down, _Named.by(work, routing.expert_ids)
     tokens, top_k = routing.expert_ids.shape
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        h, weights.words, weights.scales, _or(packed.down_bias, h), parts, named.tiles, named.order, routing.weights,
-        tokens,
+        h, weights.words, weights.scales, or_unread(packed.down_bias, h), parts, named.tiles, named.order,
+        routing.weights, tokens,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "BITS": weights.format.bits,
@@ -259,13 +260,13 @@ def _down(
     launch(jit.down_small, (named.entries * blocks,), arguments, constants, options, MMA)
 
 
-def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: Tile) -> None:
+def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: ExpertTile) -> None:
     weights = packed.down
     tokens, top_k = routing.expert_ids.shape
     experts = next_power_of_2(top_k)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
+        h, weights.words, weights.scales, or_unread(packed.down_bias, h), y, routing.expert_ids, routing.weights,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts,

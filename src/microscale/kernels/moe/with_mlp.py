@@ -13,7 +13,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.experts import ExpertGemm, Tile, with_mlp_slices
+from microscale.hardware.tiles.experts import ExpertGemm, ExpertTile, with_mlp_slices
 from microscale.hardware.tiles.experts import with_mlp as tile_for
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
@@ -104,7 +104,7 @@ def run(packed: PackedExperts, mlp: Mlp, spec: MoeSpec, gpu: Gpu, x: Tensor, rou
     return y
 
 
-def _tile(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile:
+def _tile(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> ExpertTile:
     tile = tile_for(gemm, tokens, top_k, row_tiles, gpu)
     if tile is None:
         raise Unsupported(f"No tile of {gemm} was measured on the family of {gpu.name} for {tokens} tokens.")

@@ -26,10 +26,10 @@ from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
+from microscale.kernels.numbers import MAX_TOP_LOGPROBS
 from microscale.kernels.op import Cost, Reason
 from microscale.kernels.sampling import draw_jit, search_jit
 from microscale.kernels.sampling.cost import logit_bytes
-from microscale.kernels.sampling.limits import MAX_TOP_LOGPROBS
 from microscale.kernels.sampling.paths import NO_SCAN, Stages, every
 from microscale.kernels.sampling.spec import (
     Sampled,
@@ -84,7 +84,7 @@ def _given_blocks(blocks: Logits | None) -> _Blocks:
     return _Blocks(blocks.block_max, blocks.block_argmax, blocks.block_sum, MERGE_GIVEN)
 
 
-class _Job:
+class _SamplingCall:
     """One call by one path: its sizes, its scratch, its launches."""
 
     def __init__(
@@ -233,7 +233,7 @@ class _Job:
 def _run(
     stages: Stages, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None
 ) -> Sampled:
-    job = _Job(stages, spec, logits, batch, batch.top_logprobs)
+    job = _SamplingCall(stages, spec, logits, batch, batch.top_logprobs)
     if not spec.tokens:
         return job.finish(_empty_blocks(logits), None, None)
     raw = job.scan(logits, copy=stages.adjust) if stages.scan else _given_blocks(blocks)
@@ -246,7 +246,7 @@ def _run(
 
 
 def _score(stages: Stages, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
-    job = _Job(stages, spec, logits, None, top_logprobs)
+    job = _SamplingCall(stages, spec, logits, None, top_logprobs)
     raw = job.scan(logits, copy=False) if spec.tokens else _empty_blocks(logits)
     return job.finish(raw, None, None, given=tokens.int().contiguous())
 

@@ -43,21 +43,21 @@ class Stages:
 
     def supports(self, spec: SamplingSpec, gpu: Gpu) -> Reason | None:
         """``None`` where these are the stages that the batch asks for."""
-        asks = spec.asks
-        if not self.scan and not asks.blocks:
+        features = spec.features
+        if not self.scan and not features.blocks:
             return "reads the lm_head's blocks, and none lie beside these logits"
-        if asks.draws and not self.weigh:
+        if features.draws and not self.weigh:
             return "takes the likeliest token, and some row draws"
-        if asks.filters and not self.cut:
+        if features.filters and not self.cut:
             return "draws from all tokens, and some row has top-k or top-p"
-        if asks.adjusts and not self.adjust:
+        if features.adjusts and not self.adjust:
             return "takes the logits as they are, and some row has penalties, a bias or a mask"
-        if asks.biases and not self.bias:
+        if features.biases and not self.bias:
             return "adds no bias, and some row has one"
-        if asks.tops and not self.top:
+        if features.tops and not self.top:
             return "gives no top log-probabilities, and some row asks for them"
         stages = self.weigh, self.cut, self.adjust, self.bias, self.top
-        return None if stages == asks[: len(stages)] else "does what no row asks for"
+        return None if stages == features[: len(stages)] else "does what no row asks for"
 
 
 def every() -> Iterator[Stages]:

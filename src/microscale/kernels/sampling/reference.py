@@ -13,12 +13,12 @@ from microscale.kernels.sampling.cost import logit_bytes
 from microscale.kernels.sampling.spec import (
     PROMPT_BIT,
     Sampled,
+    SampleStatus,
     SamplingBatch,
     SamplingOp,
     SamplingPath,
     SamplingSpec,
     ScorePath,
-    Status,
     TopLogprobs,
 )
 
@@ -88,12 +88,12 @@ def find_top(logits: Tensor, logprobs: Tensor, count: int) -> TopLogprobs:
 
 
 def find_status(logits: Tensor, adjusted: Tensor) -> Tensor:
-    """The ``Status`` of each row."""
+    """The ``SampleStatus`` of each row."""
     broken = logits.isnan() | logits.isposinf() | adjusted.isnan() | adjusted.isposinf()
     broken_rows = broken.any(-1) | logits.isneginf().all(-1)
     empty = adjusted.isneginf().all(-1)
-    status = torch.where(empty, int(Status.NOTHING_ALLOWED), int(Status.OK))
-    return torch.where(broken_rows, int(Status.NON_FINITE), status).int()
+    status = torch.where(empty, int(SampleStatus.NOTHING_ALLOWED), int(SampleStatus.OK))
+    return torch.where(broken_rows, int(SampleStatus.NON_FINITE), status).int()
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -102,7 +102,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     status = find_status(logits, adjusted)
     chosen = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
     for row, x in enumerate(adjusted):
-        if status[row] != Status.OK:
+        if status[row] != SampleStatus.OK:
             continue
         temperature = float(batch.temperature[row])
         if temperature == 0:
@@ -113,7 +113,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
         cumulated = cdf(x, kept, temperature)
         chosen[row] = min(int((cumulated <= u).sum()), int(kept.nonzero()[-1]))
     if batch.history is not None:
-        produced = (status == Status.OK).int()
+        produced = (status == SampleStatus.OK).int()
         batch.history.counts[batch.history.slots.long(), chosen.long()] += produced
     return _scored(logits, chosen, status, batch.top_logprobs)
 

@@ -36,7 +36,7 @@ PROMPT_BIT = 1 << 30
 """In an entry of ``History.counts``: the token is in the prompt. The bits below count it in the output."""
 
 
-class Asks(NamedTuple):
+class SamplingFeatures(NamedTuple):
     """What some row of a batch asks for. With the vocabulary and the rows this decides which kernels run."""
 
     draws: bool = False
@@ -52,7 +52,7 @@ class Asks(NamedTuple):
     """The lm_head's own blocks lie beside the logits."""
 
 
-GREEDY = Asks()
+GREEDY = SamplingFeatures()
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class SamplingSpec:
 
     vocab: int
     tokens: int
-    asks: Asks = GREEDY
+    features: SamplingFeatures = GREEDY
 
 
-class Status(IntEnum):
+class SampleStatus(IntEnum):
     """What became of a row. A row that is not ``OK`` has token 0 and no meaning in its log-probability."""
 
     OK = 0
@@ -113,12 +113,12 @@ class SamplingBatch:
     allowed: Tensor | None = None  # int32 [rows, ceil(vocab / 32)]: bit t % 32 of word t // 32 admits token t
     top_logprobs: int = 0
 
-    def asks(self, blocks: Logits | None) -> Asks:
+    def features(self, blocks: Logits | None) -> SamplingFeatures:
         """What the paths of an implementation differ in."""
         biases = self.bias is not None
         adjusts = biases or self.history is not None or self.allowed is not None
         filters = self.draws and self.filters
-        return Asks(self.draws, filters, adjusts, biases, self.top_logprobs > 0, blocks is not None)
+        return SamplingFeatures(self.draws, filters, adjusts, biases, self.top_logprobs > 0, blocks is not None)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Sampled:
 
     tokens: Tensor  # int32 [rows]
     logprobs: Tensor  # float32 [rows]
-    status: Tensor  # int32 [rows]: ``Status``
+    status: Tensor  # int32 [rows]: ``SampleStatus``
     top: TopLogprobs | None = None
     together: Tensor | None = None  # int32 [3, rows or more]: the three, where they lie side by side, for one copy
 

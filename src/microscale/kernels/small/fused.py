@@ -16,7 +16,7 @@ from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, head_pass, norms
 from microscale.kernels.small.norms import MAX_WIDTH, launch_small
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, SmallOps, SmallSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class TritonSmall(SmallOps):
     name = "triton_small"
     uncapturable = None
     route_paths = norms.ROUTE_PATHS
-    sandwich_route_paths = norms.SANDWICH_ROUTE_PATHS
+    norm_add_norm_route_paths = norms.NORM_ADD_NORM_ROUTE_PATHS
 
     def __init__(self, gpu: Gpu | None = None) -> None:
         self.pdl = gpu is not None and gpu.has(Feature.PDL)
@@ -81,9 +81,9 @@ class TritonSmall(SmallOps):
         return norms.add_norm_mxfp8(x, residual, weight, epsilon, self.pdl)
 
     def norm_add_norm(
-        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+        self, x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm
     ) -> tuple[Tensor, Tensor]:
-        return norms.norm_add_norm(x, other, residual, sandwich, self.pdl)
+        return norms.norm_add_norm(x, other, residual, around, self.pdl)
 
     def rope_and_write_kv(
         self,

@@ -19,7 +19,7 @@ from microscale.kernels.moe.spec import Parts, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason, always
 from microscale.kernels.small import norm_jit
-from microscale.kernels.small.spec import Routed, RoutePath, Router, Sandwich, SandwichRoutePath, SmallSpec
+from microscale.kernels.small.spec import NormAddNorm, NormAddNormRoutePath, Routed, RoutePath, Router, SmallSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,16 +29,16 @@ MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
 ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
 # The same for norm, sum, norms, router and top-k, with this many readers besides the router.
-SANDWICH_ROUTED = ((4096, 128, 8),)
-SANDWICH_READERS = 2
+NORM_ADD_NORM_ROUTED = ((4096, 128, 8),)
+NORM_ADD_NORM_READERS = 2
 ROUTED_TOKENS = 16
 ROUTER_ELEMENTS = 8192
 ROUTER_WARPS = 4
 """Weights of the router that one program of ``add_norm_route`` holds, 64 a thread, and its warps."""
 EARLY_BLOCK = 8192
 """Columns up to which ``norm_add_norm`` has registers for all its weights before it waits."""
-SANDWICH_ELEMENTS = 8192
-SANDWICH_WARPS = 4
+NORM_ADD_NORM_ELEMENTS = 8192
+NORM_ADD_NORM_WARPS = 4
 """The same for ``norm_add_norm_route``, and its warps (H200, 30 layers of Gemma 4: 16384 and 8 warps 67 us more)."""
 
 
@@ -124,11 +124,11 @@ def _norm(
 
 
 def norm_add_norm(
-    x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich, pdl: bool
+    x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm, pdl: bool
 ) -> tuple[Tensor, Tensor]:
     """What ``reference.norm_add_norm`` says, in one launch."""
     tokens, width = x.shape
-    outputs = sandwich.after.shape[0]
+    outputs = around.after.shape[0]
     if outputs > MAX_NORMS:
         raise Unsupported(f"One sum is normed with up to {MAX_NORMS} weights, not {outputs}.")
     normed = torch.empty((outputs, tokens, width), dtype=x.dtype, device=x.device)
@@ -136,9 +136,9 @@ def norm_add_norm(
     if tokens:
         block = norm_block(width)
         arguments = (
-            x.contiguous(), sandwich.before, x if other is None else other.contiguous(),
-            *(sandwich.before if w is None else w for w in (sandwich.before_other, sandwich.joined)),
-            residual.contiguous(), sandwich.after, total, normed, sandwich.epsilon, sandwich.scale, width,
+            x.contiguous(), around.before, x if other is None else other.contiguous(),
+            *(around.before if w is None else w for w in (around.before_other, around.joined)),
+            residual.contiguous(), around.after, total, normed, around.epsilon, around.scale, width,
         )  # fmt: skip
         constants = {"BLOCK": block, "JOIN": other is not None, "OUTPUTS": outputs, "EARLY": block <= EARLY_BLOCK}
         launch_small(norm_jit.norm_add_norm, (tokens,), arguments, constants, warps(block), pdl)
@@ -151,10 +151,10 @@ def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
     return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
 
 
-def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
+def norm_add_norm_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
     """As ``router_constants``. At least four programs a token are one for each of the readers, and one for the sum."""
-    rows = max(1, min(SANDWICH_ELEMENTS // block, e_pad // 8))
-    return {"BLOCK": block, "READERS": SANDWICH_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
+    rows = max(1, min(NORM_ADD_NORM_ELEMENTS // block, e_pad // 8))
+    return {"BLOCK": block, "READERS": NORM_ADD_NORM_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
 
 
 def _routes(shape: tuple[int, int, int], known: tuple[tuple[int, int, int], ...], tokens: int) -> Reason | None:
@@ -180,11 +180,11 @@ def _fuses_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
     return _routes(_shape(spec), ROUTED, spec.tokens)
 
 
-def _fuses_sandwich_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
+def _fuses_norm_add_norm_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
     router = spec.router
-    if router is not None and (router.bias or not router.expert_scale or router.readers != SANDWICH_READERS):
-        return f"takes routers without a bias, with scales of experts, behind {SANDWICH_READERS} other norms"
-    return _routes(_shape(spec), SANDWICH_ROUTED, spec.tokens)
+    if router is not None and (router.bias or not router.expert_scale or router.readers != NORM_ADD_NORM_READERS):
+        return f"takes routers without a bias, with scales of experts, behind {NORM_ADD_NORM_READERS} other norms"
+    return _routes(_shape(spec), NORM_ADD_NORM_ROUTED, spec.tokens)
 
 
 def _route_apart(
@@ -218,34 +218,34 @@ def _route_fused(
     return normed, total, Routing(ids, weights)
 
 
-def _sandwich_route_apart(
-    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool
+def _norm_add_norm_route_apart(
+    x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int, pdl: bool
 ) -> Routed:
     """Norm, sum and norms; the router's product; top-k."""
-    normed, total = norm_add_norm(x, None, residual, sandwich, pdl)
+    normed, total = norm_add_norm(x, None, residual, around, pdl)
     logits = linear(normed[-1], router.weight, router.bias)
     return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
 
 
-def _sandwich_route_fused(
-    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool
+def _norm_add_norm_route_fused(
+    x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int, pdl: bool
 ) -> Routed:
     """Norm, sum, norms, router and top-k."""
-    (tokens, width), num_experts, readers = x.shape, router.weight.shape[0], sandwich.after.shape[0] - 1
+    (tokens, width), num_experts, readers = x.shape, router.weight.shape[0], around.after.shape[0] - 1
     block, e_pad = norm_block(width), _experts(num_experts)
     normed = torch.empty((readers, tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = sandwich_constants(block, e_pad, top_k)
+    constants = norm_add_norm_constants(block, e_pad, top_k)
     arguments = (
-        x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
+        x.contiguous(), around.before, residual.contiguous(), around.after, router.weight, router.expert_scale,
         total, normed, logits, ids, weights, last_program_counters(x.device, tokens),
-        sandwich.epsilon, sandwich.scale, width, num_experts,
+        around.epsilon, around.scale, width, num_experts,
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))
-    launch_small(norm_jit.norm_add_norm_route, grid, arguments, constants, SANDWICH_WARPS, pdl)
+    launch_small(norm_jit.norm_add_norm_route, grid, arguments, constants, NORM_ADD_NORM_WARPS, pdl)
     return normed, total, Routing(ids, weights)
 
 
@@ -254,7 +254,7 @@ ROUTE_PATHS = (
     RoutePath("router in one launch", ONE_LAUNCH, _fuses_route, _route_fused),
     RoutePath("router apart", "it is the last", always, _route_apart),
 )
-SANDWICH_ROUTE_PATHS = (
-    SandwichRoutePath("router in one launch", ONE_LAUNCH, _fuses_sandwich_route, _sandwich_route_fused),
-    SandwichRoutePath("router apart", "it is the last", always, _sandwich_route_apart),
+NORM_ADD_NORM_ROUTE_PATHS = (
+    NormAddNormRoutePath("router in one launch", ONE_LAUNCH, _fuses_norm_add_norm_route, _norm_add_norm_route_fused),
+    NormAddNormRoutePath("router apart", "it is the last", always, _norm_add_norm_route_apart),
 )

@@ -15,12 +15,12 @@ from microscale.kernels.op import Activations, Cost, Reason, always
 from microscale.kernels.small import cost
 from microscale.kernels.small.spec import (
     HeadNorms,
+    NormAddNorm,
+    NormAddNormRoutePath,
     RopeTable,
     Routed,
     RoutePath,
     Router,
-    Sandwich,
-    SandwichRoutePath,
     SmallOps,
     SmallSpec,
 )
@@ -62,37 +62,33 @@ def likeliest(block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None
     out.copy_(rows if target_ids is None else target_ids[rows])
 
 
-def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich) -> tuple[Tensor, Tensor]:
+def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm) -> tuple[Tensor, Tensor]:
     """``x``, or ``x`` joined with ``other``, is normed and added to the residual; the sum is normed for each reader."""
-    added = rms_norm(x, sandwich.before, sandwich.epsilon)
+    added = rms_norm(x, around.before, around.epsilon)
     if other is not None:
-        joined = added + rms_norm(other, sandwich.before_other, sandwich.epsilon)
-        added = rms_norm(joined, sandwich.joined, sandwich.epsilon)
-    total = (residual + added) * sandwich.scale
-    return torch.stack([rms_norm(total, weight, sandwich.epsilon) for weight in sandwich.after]), total
+        joined = added + rms_norm(other, around.before_other, around.epsilon)
+        added = rms_norm(joined, around.joined, around.epsilon)
+    total = (residual + added) * around.scale
+    return torch.stack([rms_norm(total, weight, around.epsilon) for weight in around.after]), total
 
 
-def norm_add_norm_route(
-    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
-) -> tuple[Tensor, Tensor, Routing]:
-    """Norm, sum, norms, and of the last norm router and top-k; logits stay in float32."""
-    normed, total = norm_add_norm(x, None, residual, sandwich)
+def _routed(normed: Tensor, router: Router, top_k: int) -> Routing:
+    """The experts of each token. Logits stay in float32."""
     bias = None if router.bias is None else router.bias.float()
-    logits = torch.nn.functional.linear(normed[-1].float(), router.weight.float(), bias)
-    return normed[:-1], total, route(logits, top_k, router.expert_scale)
+    logits = torch.nn.functional.linear(normed.float(), router.weight.float(), bias)
+    return route(logits, top_k, router.expert_scale)
 
 
-def add_norm_route(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
-) -> tuple[Tensor, Tensor, Routing]:
-    """Sum, norm, router and top-k; logits stay in float32."""
+def norm_add_norm_route(x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int) -> Routed:
+    """Norm, sum, norms, and of the last norm router and top-k."""
+    normed, total = norm_add_norm(x, None, residual, around)
+    return normed[:-1], total, _routed(normed[-1], router, top_k)
+
+
+def add_norm_route(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int) -> Routed:
+    """Sum, norm, router and top-k."""
     normed, total = add_rms_norm(x, residual, weight, epsilon)
-    bias = None if router.bias is None else router.bias.float()
-    return (
-        normed,
-        total,
-        route(torch.nn.functional.linear(normed.float(), router.weight.float(), bias), top_k, router.expert_scale),
-    )
+    return normed, total, _routed(normed, router, top_k)
 
 
 def rope(x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
@@ -157,8 +153,10 @@ def _route(
     return add_norm_route(x, residual, weight, epsilon, router, top_k)
 
 
-def _sandwich_route(x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool) -> Routed:
-    return norm_add_norm_route(x, residual, sandwich, router, top_k)
+def _norm_add_norm_route(
+    x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int, pdl: bool
+) -> Routed:
+    return norm_add_norm_route(x, residual, around, router, top_k)
 
 
 class ReferenceSmall(SmallOps):
@@ -167,49 +165,17 @@ class ReferenceSmall(SmallOps):
     name = "reference"
     uncapturable = None
     route_paths = (RoutePath("op by op", "it is the only one", always, _route),)
-    sandwich_route_paths = (SandwichRoutePath("op by op", "it is the only one", always, _sandwich_route),)
+    norm_add_norm_route_paths = (NormAddNormRoutePath("op by op", "it is the only one", always, _norm_add_norm_route),)
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-        return rms_norm(x, weight, epsilon)
-
-    def add_rms_norm(
-        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
-    ) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, residual, weight, epsilon)
-
-    def add_rms_norm_mxfp8(
-        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
-    ) -> tuple[BlockScaled, Tensor]:
-        return add_rms_norm_mxfp8(x, residual, weight, epsilon)
-
-    def norm_add_norm(
-        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
-    ) -> tuple[Tensor, Tensor]:
-        return norm_add_norm(x, other, residual, sandwich)
-
-    def rope_and_write_kv(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        positions: Tensor,
-        table: RopeTable,
-        kv: PagedKv,
-        slots: Tensor,
-        norms: HeadNorms | None = None,
-    ) -> Tensor:
-        return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots, norms)
-
-    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
-        return norm_pair(table, token_ids, hidden, weights, epsilon)
-
-    def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
-        likeliest(block_max, block_argmax, target_ids, out)
-
-    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
-        return route(logits, top_k, expert_scale)
-
-    def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
-        return gated(gate_up, gate)
+    rms_norm = staticmethod(rms_norm)
+    add_rms_norm = staticmethod(add_rms_norm)
+    add_rms_norm_mxfp8 = staticmethod(add_rms_norm_mxfp8)
+    norm_add_norm = staticmethod(norm_add_norm)
+    rope_and_write_kv = staticmethod(rope_and_write_kv)
+    norm_pair = staticmethod(norm_pair)
+    likeliest = staticmethod(likeliest)
+    route = staticmethod(route)
+    gated = staticmethod(gated)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:
         if spec.activations is Activations.MXFP8:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouterShape:
-    """What a router has, and how many norms the sum before it gets besides the router's own (a sandwich)."""
+    """What a router has, and how many norms the sum before it gets besides the router's own (``NormAddNorm``)."""
 
     bias: bool
     expert_scale: bool
@@ -75,7 +75,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Sandwich:
+class NormAddNorm:
     """Norms before and after an addition to the residual stream (Gemma 4)."""
 
     before: Tensor  # [hidden]: weight of the norm of what is added
@@ -99,10 +99,10 @@ class RoutePath(Path[SmallSpec]):
 
 
 @dataclass(frozen=True)
-class SandwichRoutePath(Path[SmallSpec]):
-    """The same between the norms of a sandwich."""
+class NormAddNormRoutePath(Path[SmallSpec]):
+    """The same between the norms of a around."""
 
-    start: Callable[[Tensor, Tensor, Sandwich, Router, int, bool], Routed]
+    start: Callable[[Tensor, Tensor, NormAddNorm, Router, int, bool], Routed]
 
 
 class SmallOps(Implementation[SmallSpec]):
@@ -112,7 +112,7 @@ class SmallOps(Implementation[SmallSpec]):
     layout = "checkpoint"
     route_paths: tuple[RoutePath, ...]
     """The ways of ``add_norm_route``."""
-    sandwich_route_paths: tuple[SandwichRoutePath, ...]
+    norm_add_norm_route_paths: tuple[NormAddNormRoutePath, ...]
     """The ways of ``norm_add_norm_route``."""
     pdl: bool = False
     """Whether kernels wait by themselves for the one before (programmatic dependent launch)."""
@@ -139,16 +139,16 @@ class SmallOps(Implementation[SmallSpec]):
 
     @abstractmethod
     def norm_add_norm(
-        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+        self, x: Tensor, other: Tensor | None, residual: Tensor, around: NormAddNorm
     ) -> tuple[Tensor, Tensor]:
         """What is added is normed first, and the sum for each of its readers: norms ``[n, tokens, hidden]``, sum."""
 
     def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, path: SandwichRoutePath
+        self, x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int, path: NormAddNormRoutePath
     ) -> Routed:
         """As ``norm_add_norm`` of one part, whose last reader is the router, by ``path``: norms of the others, sum, and
         experts."""
-        return path.start(x, residual, sandwich, router, top_k, self.pdl)
+        return path.start(x, residual, around, router, top_k, self.pdl)
 
     def add_norm_route(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int, path: RoutePath

@@ -18,7 +18,7 @@ import torch
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.layer import count_up
-from microscale.planning.ops import Dense, Embedding, Logits, Ops, Ranks, Small
+from microscale.planning.ops import Dense, Embedding, Logits, Ops, RankSums, Small
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ def guess(logits: Logits, head: DraftHead, small: Small, out: Tensor, target_ids
         out.copy_(tokens if target_ids is None else target_ids.index_select(0, tokens))
 
 
-def likeliest_of_ranks(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
+def likeliest_of_ranks(logits: Logits, config: HeadConfig, ranks: RankSums) -> Tensor:
     """The same where each rank has the logits of some tokens: it sends its largest one and its token to all others."""
     rows, device = logits.block_max.shape[0], logits.block_max.device
     # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.

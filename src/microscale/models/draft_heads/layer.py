@@ -62,7 +62,7 @@ class HeadLayer:
         """The residual stream ``x`` after attention, and what the MLP adds to it."""
         qkv = self._project(normed)
         queries = batch.attention[FULL]
-        if self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+        if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
             attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
             return self._feed_forward(attended, x)
         return self.attend(self._write(qkv, batch.positions, batch.slots[FULL], kv, rope), x, kv, queries)

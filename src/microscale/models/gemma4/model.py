@@ -35,12 +35,12 @@ from microscale.planning.ops import (
     GateKind,
     HeadNorms,
     Logits,
+    NormAddNorm,
     Ops,
     PagedKv,
     RopeTable,
     Router,
     Routing,
-    Sandwich,
     SideStream,
     SmallSpec,
 )
@@ -99,8 +99,8 @@ class Gemma4DecoderLayer:
         self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
         self.experts.bind_mlp(self.gate_up, self.down)
         norms = ops.computed(lambda: norms_after_attention(tensors, dtype))
-        self.middle = Sandwich(tensors.attn_out_norm.to(dtype), norms, epsilon)
-        self.closing = Sandwich(
+        self.middle = NormAddNorm(tensors.attn_out_norm.to(dtype), norms, epsilon)
+        self.closing = NormAddNorm(
             tensors.mlp_out_norm.to(dtype),
             self.attn_norm[None],
             epsilon,
@@ -118,7 +118,7 @@ class Gemma4DecoderLayer:
         """``state``: the norm of ``x`` that the layer reads."""
         qkv = self._project(state)
         queries = batch.attention[self.kind]
-        if self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+        if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
             return self._close(self.attention.from_heads(qkv, rope, self.head_norms, kv, queries), x)
         return self.attend(self._write(qkv, batch, kv, rope), x, kv, queries)
 
@@ -160,7 +160,7 @@ class Gemma4DecoderLayer:
 
         Each alone leaves the memory idle for half of its time when tokens are few.
         """
-        if self.experts.refuses_mlp(normed.shape[1]) is None:
+        if self.experts.why_not_mlp(normed.shape[1]) is None:
             both = self.experts.with_mlp(normed, routing)
             return both[0], both[1]
         for_mlp, for_experts = normed

@@ -19,7 +19,7 @@ from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
@@ -167,16 +167,16 @@ class AttentionCase(Case):
         return AttentionSpec(*sizes, batch=batch)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
+        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.RUN, self.spec, gpu)
+        return refusal(self.entry, PathList.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         spec, q, kv, batch = make_batch(self.shape, self.fp8, device, verify=self.verify)
         spec = replace(spec, batch=BatchShape.of(kv, batch))
         sinks = make_sinks(spec.num_heads, self.sink, device)
-        y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_of(self.entry, Asked.RUN, spec, gpu))
+        y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_of(self.entry, PathList.RUN, spec, gpu))
 
         def finish() -> Iterator[Compared]:
             want = attention(q, kv, batch, spec, sinks)

@@ -11,7 +11,7 @@ import torch
 
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
-from microscale.planning.paths import Asked, ask
+from microscale.planning.paths import PathList, ask
 from microscale_lab.cases.errors import Errors, errors
 
 if TYPE_CHECKING:
@@ -97,6 +97,6 @@ def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str
     return ", ".join(part for part in (entry.name, form, path.name if path else "") if part)
 
 
-def refusal(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Reason | None:
+def refusal(entry: Implementation[Any], form: PathList, spec: Any, gpu: Gpu) -> Reason | None:
     """Why the implementation, or each of its paths for this form, does not run the spec on the card."""
     return entry.supports(spec, gpu) or ask(entry, form, spec, gpu).refusal

@@ -22,7 +22,7 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 
@@ -127,14 +127,14 @@ class DenseCase(Case):
         return problem_of(spec.weight_format, spec.tokens, spec.rows, spec.columns, device, spec.bias)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
+        return picked(self.entry, "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.RUN, self.spec, gpu)
+        return refusal(self.entry, PathList.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, Asked.RUN, spec, gpu)
+        path = path_of(self.entry, PathList.RUN, spec, gpu)
         packed = self.entry.pack(problem.weights, spec)
         with_residual = self.entry.run(packed, spec, gpu, problem.x, problem.residual, path)
         without = self.entry.run(packed, spec, gpu, problem.x, None, path)
@@ -167,7 +167,7 @@ class TileCase(DenseCase):
         fmt = DenseFormat(self.fmt)
         sizes = columns_of(fmt)
         columns = next((size for size in sizes if self.spec.tokens <= size), sizes[-1])
-        tile = tiles.tile_of(tiles.Case(fmt, columns, self.size), gpu)
+        tile = tiles.tile_of(tiles.DenseCase(fmt, columns, self.size), gpu)
         y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
 
         def finish() -> Iterator[Compared]:
@@ -201,14 +201,14 @@ class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "logits", ask(self.entry, Asked.LOGITS, self.spec, gpu).path)
+        return picked(self.entry, "logits", ask(self.entry, PathList.LOGITS, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.LOGITS, self.spec, gpu)
+        return refusal(self.entry, PathList.LOGITS, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, Asked.LOGITS, spec, gpu)
+        path = path_of(self.entry, PathList.LOGITS, spec, gpu)
         packed = self.entry.pack(problem.weights, spec)
         x = problem.x if spec.softcap is None else problem.x * 40  # far beyond the cap
         plain = self.entry.run_logits(packed, replace(spec, softcap=None), gpu, x, path)
@@ -244,7 +244,7 @@ class EpilogueCase(Case):
     def refuses(self, gpu: Gpu) -> Reason | None:
         spec = DenseSpec(self.rows, 64, "bf16", Activations.BF16, False, 4, self.softcap)
         entry = registry.dense("dequantized")
-        return refusal(entry, Asked.LOGITS, spec, gpu)
+        return refusal(entry, PathList.LOGITS, spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         values = make_logits(self.rows, device)

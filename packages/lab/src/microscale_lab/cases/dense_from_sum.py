@@ -24,8 +24,8 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
-from microscale.planning.calls import run_dense, run_from_sum
-from microscale.planning.paths import Asked, ask
+from microscale.planning.paths import PathList, ask
+from microscale_lab.calls import run_dense, run_from_sum
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal
@@ -79,10 +79,10 @@ class FromSumCase(Case):
         return make_weights(self.spec.weight_format, self.spec.rows, self.spec.columns, device, self.spec.bias)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.FROM_SUM, self.spec, gpu).path)
+        return picked(self.entry, "", ask(self.entry, PathList.FROM_SUM, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.FROM_SUM, self.spec, gpu)
+        return refusal(self.entry, PathList.FROM_SUM, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         weights = self.weights(device)

@@ -20,7 +20,7 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.cases.attention import Shape, make_batch, name_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
@@ -176,16 +176,16 @@ class FusedCase(Case):
         return AttentionSpec(*sizes, batch=batch)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, Asked.FUSED, self.spec, gpu).path)
+        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, PathList.FUSED, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.FUSED, self.spec, gpu)
+        return refusal(self.entry, PathList.FUSED, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         given = make_heads(self.shape, self.fp8, self.kind, device, self.sink, verify=self.verify)
         ours = given.copy_of_kv()
         spec = replace(given.spec, batch=BatchShape.of(ours, given.batch, given.transform.kind))
-        path = path_of(self.entry, Asked.FUSED, spec, gpu)
+        path = path_of(self.entry, PathList.FUSED, spec, gpu)
         y = self.entry.run_fused(spec, gpu, given.qkv, given.transform, ours, given.batch, given.sinks, path)
         return lambda: self._hold(given, y, ours)
 

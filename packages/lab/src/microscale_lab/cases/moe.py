@@ -24,7 +24,7 @@ from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
 from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
@@ -74,18 +74,18 @@ class ExpertsCase(Case):
         return MoeSpec(*sizes, self.fmt, self.activations, layer.gate, layer.bias, layer.tokens)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
+        return picked(self.entry, "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        if reason := refusal(self.entry, Asked.RUN, self.spec, gpu):
+        if reason := refusal(self.entry, PathList.RUN, self.spec, gpu):
             return reason
-        if self.activations is Activations.MXFP8 and path_of(self.entry, Asked.RUN, self.spec, gpu) not in QUANTISED:
+        if self.activations is Activations.MXFP8 and path_of(self.entry, PathList.RUN, self.spec, gpu) not in QUANTISED:
             return "runs with bf16 activations at this size, which has a case of its own"
         return None
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, Asked.RUN, spec, gpu)
+        path = path_of(self.entry, PathList.RUN, spec, gpu)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
 
@@ -95,14 +95,14 @@ class SummedByNormCase(ExpertsCase):
     """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "summed by the next norm", ask(self.entry, Asked.PARTS, self.spec, gpu).path)
+        return picked(self.entry, "summed by the next norm", ask(self.entry, PathList.PARTS, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.PARTS, self.spec, gpu)
+        return refusal(self.entry, PathList.PARTS, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, Asked.PARTS, spec, gpu)
+        path = path_of(self.entry, PathList.PARTS, spec, gpu)
         parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
         weight = torch.ones(self.layer.hidden, device=device).bfloat16()
         stream = torch.zeros_like(problem.x)
@@ -210,16 +210,16 @@ class WithMlpCase(Case):
         return MoeSpec(*sizes, "mxfp8", Activations.BF16, layer.gate, layer.bias, layer.tokens, mlp)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "with a dense MLP", ask(self.entry, Asked.WITH_MLP, self.spec, gpu).path)
+        return picked(self.entry, "with a dense MLP", ask(self.entry, PathList.WITH_MLP, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.WITH_MLP, self.spec, gpu)
+        return refusal(self.entry, PathList.WITH_MLP, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, "mxfp8", device), self.spec
         mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
         both = torch.stack((mlp.x, problem.x))
-        path = path_of(self.entry, Asked.WITH_MLP, spec, gpu)
+        path = path_of(self.entry, PathList.WITH_MLP, spec, gpu)
         y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
 
         def finish() -> Iterator[Compared]:

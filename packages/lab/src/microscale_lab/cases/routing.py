@@ -10,10 +10,11 @@ import torch
 
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.routing import Dispatch, RouterKind, reference_dispatch, reference_route
+from microscale.kernels.moe.routing import Dispatch
 from microscale.kernels.op import Reason
 from microscale_lab.cases.case import Case, Compared, Finish, compare, same
 from microscale_lab.cases.errors import Errors, spread, step
+from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,12 +24,12 @@ from microscale.kernels.sampling.spec import (
     Bias,
     History,
     Sampled,
+    SampleStatus,
     SamplingBatch,
     SamplingSpec,
-    Status,
 )
 from microscale.planning import registry
-from microscale.planning.calls import run_sampling, run_score
+from microscale_lab.calls import run_sampling, run_score
 from microscale_lab.cases.case import Case, Compared, Finish, compare, same
 from microscale_lab.cases.errors import Errors, step
 
@@ -132,7 +132,7 @@ def hold_sampled(got: Sampled, logits: Tensor, before: SamplingBatch, after: Sam
     """Every row against the reference. ``after`` is ``before`` with the tokens counted."""
     adjusted, want = reference.adjust(logits, before), reference.sample(logits, counted_apart(before))
     yield same("status", got.status, want.status)
-    fine = want.status == Status.OK
+    fine = want.status == SampleStatus.OK
     greedy = ~fine | (before.temperature.to(fine.device) == 0)
     yield same("tokens that are not drawn", got.tokens[greedy], torch.where(fine, want.tokens, 0)[greedy])
     drawn = [row for row in range(len(fine)) if not greedy[row]]
@@ -237,7 +237,7 @@ class ScoreCase(SamplingCase):
         def finish() -> Iterator[Compared]:
             want = reference.score(logits, tokens, batch.top_logprobs)
             yield same("status", got.status, want.status)
-            yield from _hold_logprobs(got, logits, want.status == Status.OK)
+            yield from _hold_logprobs(got, logits, want.status == SampleStatus.OK)
 
         return finish
 

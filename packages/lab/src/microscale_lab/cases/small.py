@@ -15,10 +15,10 @@ from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Gate, GateKind, Parts, Routing
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import reference
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, RouterShape, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, RouterShape, SmallOps, SmallSpec
 from microscale.planning import registry
-from microscale.planning.calls import bind_small
-from microscale.planning.paths import Asked, ask, path_of
+from microscale.planning.paths import PathList, ask, path_of
+from microscale_lab.calls import bind_small
 from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache
@@ -63,7 +63,7 @@ def hold_routing(actual: Routing, logits: Tensor, top_k: int, room: float, scale
     yield compare("weights", got, exact, Errors(4 * room * spread(exact), 4 * room))
 
 
-ROUTED_FORMS = {"add_norm_route": Asked.ROUTE, "norm_add_norm_route": Asked.SANDWICH_ROUTE}
+ROUTED_FORMS = {"add_norm_route": PathList.ROUTE, "norm_add_norm_route": PathList.NORM_ADD_NORM_ROUTE}
 IN_ONE_LAUNCH = "router in one launch"
 Build = Callable[[SmallOps, Gpu, str], Finish]
 
@@ -157,10 +157,10 @@ def norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Build:
         x, other, residual = (normal(tokens, width, device=device, seed=i, size=3.0) for i in range(3))
         weights = [1 + normal(width, device=device, seed=i, size=0.1) for i in range(3, 6)]
         after = 1 + normal(readers, width, device=device, seed=6, size=0.1)
-        sandwich = Sandwich(weights[0], after, 1e-6, scale=0.75)
+        around = NormAddNorm(weights[0], after, 1e-6, scale=0.75)
         if join:
-            sandwich = Sandwich(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
-        given = (x, other if join else None, residual, sandwich)
+            around = NormAddNorm(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
+        given = (x, other if join else None, residual, around)
         got, got_sum = ops.norm_add_norm(*given)
 
         def finish() -> Iterator[Compared]:
@@ -181,7 +181,7 @@ def add_norm_route(spec: SmallSpec) -> Build:
         bias = normal(experts, device=device, seed=3) if spec.router and spec.router.bias else None
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), bias)
         bound = bind_small(ops, spec, gpu)
-        fused = path_of(ops, Asked.ROUTE, spec, gpu).name == IN_ONE_LAUNCH
+        fused = path_of(ops, PathList.ROUTE, spec, gpu).name == IN_ONE_LAUNCH
         for _ in range(2):  # the second call finds the counters as the first left them
             normed, total, routing = bound.add_norm_route(x, residual, weight, 1e-5, router, top_k)
 
@@ -205,16 +205,16 @@ def norm_add_norm_route(spec: SmallSpec) -> Build:
         tokens, width, experts, top_k = spec.tokens, spec.hidden, spec.num_experts, spec.top_k
         x, residual = normal(tokens, width, device=device, size=3.0), normal(tokens, width, device=device, seed=4)
         after = 1 + normal(3, width, device=device, seed=6, size=0.1)
-        sandwich = Sandwich(1 + normal(width, device=device, size=0.1), after, 1e-6, scale=0.75)
+        around = NormAddNorm(1 + normal(width, device=device, size=0.1), after, 1e-6, scale=0.75)
         scale = (1 + normal(experts, device=device, seed=7, size=0.2)).float()
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), expert_scale=scale)
         bound = bind_small(ops, spec, gpu)
-        fused = path_of(ops, Asked.SANDWICH_ROUTE, spec, gpu).name == IN_ONE_LAUNCH
+        fused = path_of(ops, PathList.NORM_ADD_NORM_ROUTE, spec, gpu).name == IN_ONE_LAUNCH
         for _ in range(2):
-            normed, total, routing = bound.norm_add_norm_route(x, residual, sandwich, router, top_k)
+            normed, total, routing = bound.norm_add_norm_route(x, residual, around, router, top_k)
 
         def finish() -> Iterator[Compared]:
-            want, want_total = reference.norm_add_norm(x, None, residual, sandwich)
+            want, want_total = reference.norm_add_norm(x, None, residual, around)
             yield compare("sum", total, want_total, bf16_bound(want_total))
             yield compare("norms", normed, want[:-1], norm_of_sum_bound(want[:-1]))
             # The router's own norm is not given back, and one rounding of the sum may have moved it.
@@ -291,7 +291,7 @@ def empty_cache(pages: int, kv_heads: int, page_size: int, dim: int, fp8: bool, 
 
 # tokens, width, experts, top_k, bias
 ROUTED = [(1, 2880, 128, 4, True), (3, 2880, 32, 4, True), (2, 64, 8, 4, True), (2, 2048, 128, 8, False)]
-SANDWICHED = [(1, 2816, 128), (3, 2100, 100), (17, 64, 128)]
+NORM_ADD_NORM_SHAPES = [(1, 2816, 128), (3, 2100, 100), (17, 64, 128)]
 
 
 def cases() -> Iterator[Case]:
@@ -309,7 +309,7 @@ def cases() -> Iterator[Case]:
         sizes = (width, 8, 2, 64, experts, top_k, Activations.BF16, tokens)
         spec = SmallSpec(*sizes, RouterShape(bias, expert_scale=False))
         yield SmallCase(f"{tokens} x {width}, {experts} experts", "add_norm_route", spec, add_norm_route(spec))
-    for tokens, width, experts in SANDWICHED:
+    for tokens, width, experts in NORM_ADD_NORM_SHAPES:
         sizes = (width, 8, 2, 64, experts, 8, Activations.BF16, tokens)
         spec = SmallSpec(*sizes, RouterShape(False, expert_scale=True, readers=2))
         yield SmallCase(

@@ -20,7 +20,7 @@ from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
-from microscale.planning.calls import run_attention
+from microscale_lab.calls import run_attention
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import PAGE_SIZE, layer_spec
 from microscale_lab.kernel_bench.rows import Row, check, row

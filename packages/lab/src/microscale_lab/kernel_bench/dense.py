@@ -25,7 +25,7 @@ from microscale.kernels.dense.spec import FORMATS as WEIGHT_FORMATS
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
 from microscale.planning import registry
-from microscale.planning.calls import run_dense, run_logits
+from microscale_lab.calls import run_dense, run_logits
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings

@@ -16,15 +16,13 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu, detect
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
+from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
-from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a8 import TritonW8A8
-from microscale.kernels.moe.w8a16 import TritonW8A16
-from microscale.planning.calls import run_moe
+from microscale_lab.calls import run_moe
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings

@@ -20,7 +20,7 @@ from microscale.kernels.sampling import reference
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.cost import history_bytes, logit_bytes
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, Sampled, SamplingBatch, SamplingSpec
-from microscale.planning.calls import run_sampling
+from microscale_lab.calls import run_sampling
 from microscale_lab.kernel_bench.rows import Row, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
 

@@ -23,8 +23,8 @@ from microscale.kernels.small import cost, reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpec
 from microscale.planning.bound import Small
-from microscale.planning.calls import bind_small
 from microscale.planning.ops import MLP_RUN
+from microscale_lab.calls import bind_small
 from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import layer_spec
 from microscale_lab.kernel_bench.rows import Row, check, row

@@ -16,7 +16,7 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec
 from microscale.kernels.op import Cost, Implementation
 from microscale.kernels.small import cost as small_cost
 from microscale.kernels.small.spec import SmallSpec
-from microscale.planning.paths import LM_HEAD, Asked, ask
+from microscale.planning.paths import LM_HEAD, PathList, ask
 from microscale_lab.predict.kernel_fit import KernelWork
 
 PLAIN_HEADS = 64
@@ -54,7 +54,7 @@ def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_si
     logits = isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD
     if isinstance(entry, AttentionOp) and isinstance(spec, AttentionSpec):
         spec = replace(spec, batch=spec.batch or _batch(spec, kv_size))
-    found = ask(entry, Asked.LOGITS if logits else Asked.RUN, spec, gpu).path
+    found = ask(entry, PathList.LOGITS if logits else PathList.RUN, spec, gpu).path
     name = TORCH if found is None else found.timed_as or found.name
     if not isinstance(spec, AttentionSpec):
         return name

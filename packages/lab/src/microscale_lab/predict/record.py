@@ -18,6 +18,7 @@ import triton
 
 from microscale.errors import Unsupported
 from microscale.hardware import FAMILY_OF_SM, Family, Gpu, card_name, known, speeds
+from microscale.hardware.data_files import read_object
 from microscale.hardware.speeds import HEAD, Measured, SpeedFile
 from microscale_lab.kernel_bench.rows import Row
 from microscale_lab.predict.rates import stand_in
@@ -91,7 +92,7 @@ def to_json(file: SpeedFile, runs_on: str | None = None) -> str:
 
 def read_played(file: Path) -> tuple[SpeedFile, Gpu]:
     """Rows of another card's kernels, and the rates of the card that ran them."""
-    data = speeds.read_json(file)
+    data = read_object(file, speeds.AGAIN)
     families = {family.name: family for family in FAMILY_OF_SM.values()}
     card, runs_on = known(str(data.get("gpu"))), data.pop("runs_on", None)
     rates = stand_in(card_name(known(str(runs_on))) or "", card_name(card))

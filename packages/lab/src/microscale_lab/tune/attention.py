@@ -13,8 +13,8 @@ import torch
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as tiles
 from microscale.hardware.tiles import thresholds
-from microscale.hardware.tiles.attention import Kv, Work
-from microscale.hardware.tiles.thresholds import NEVER, Key, Name, Value
+from microscale.hardware.tiles.attention import AttentionWork, Kv
+from microscale.hardware.tiles.thresholds import NEVER, Key, ThresholdName, Value
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -23,7 +23,7 @@ from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.models.config import LayerKind
-from microscale.planning.calls import run_attention, run_fused
+from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.kernel_bench.attention import (
     RMS_TOLERANCE,
     SINKS_FULL,
@@ -36,6 +36,7 @@ from microscale_lab.kernel_bench.attention import (
     make_kv,
     rms_error,
 )
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ LAYERS_IN_A_GRAPH = 4
 LAYER_OF: dict[int, Layer] = {64: SINKS_FULL, 128: ("qwen3-30b-a3b", LayerKind.FULL), 256: WIDE_SLIDING, 512: WIDE_FULL}
 """Head size → the layer that has it; of two the one that sees everything."""
 QUICK = (
-    tiles.Case(Work.DECODE, 64, Kv.BF16),
-    tiles.Case(Work.FUSED_DECODE, 64, Kv.BF16),
-    tiles.Case(Work.PREFILL, 64, Kv.BF16),
-    tiles.Case(Work.DECODE, 128, Kv.BF16),
-    tiles.Case(Work.FUSED_DECODE, 64, Kv.FP8),
+    tiles.AttentionCase(AttentionWork.DECODE, 64, Kv.BF16),
+    tiles.AttentionCase(AttentionWork.FUSED_DECODE, 64, Kv.BF16),
+    tiles.AttentionCase(AttentionWork.PREFILL, 64, Kv.BF16),
+    tiles.AttentionCase(AttentionWork.DECODE, 128, Kv.BF16),
+    tiles.AttentionCase(AttentionWork.FUSED_DECODE, 64, Kv.FP8),
 )
 
 
@@ -83,28 +84,30 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
             yield job_of(key, gpu)
 
 
-def case_of(key: tiles.Case) -> Case:
+def case_of(key: tiles.AttentionCase) -> Case:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
-        spec, one = Case(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
-        rows = tiles.VERIFY_ROWS if key.work is Work.FUSED_VERIFY else key.work.rows
+        spec, one = Case(layer, 1, 1).spec, key.work in (AttentionWork.DECODE, AttentionWork.FUSED_DECODE)
+        rows = tiles.VERIFY_ROWS if key.work is AttentionWork.FUSED_VERIFY else key.work.rows
         new = 1 if one else rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
             return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
         return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
-    if key.work is Work.PREFILL_WINDOW and key.head_dim == 64:
+    if key.work is AttentionWork.PREFILL_WINDOW and key.head_dim == 64:
         layer = SINKS_SLIDING
     case = Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
-    if (case.spec.window is not None) == (key.work is Work.PREFILL_WINDOW):
+    if (case.spec.window is not None) == (key.work is AttentionWork.PREFILL_WINDOW):
         return case
-    return Windowed(layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=None if key.work is Work.PREFILL else WINDOW)
+    return Windowed(
+        layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=None if key.work is AttentionWork.PREFILL else WINDOW
+    )
 
 
-def job_of(key: tiles.Case, gpu: Gpu) -> Job:
+def job_of(key: tiles.AttentionCase, gpu: Gpu) -> Job:
     case = case_of(key)
     prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
     from_heads = " from the projection" if key.work.fused else ""
-    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
+    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", candidates.of_attention(key, gpu), prepare)
 
 
 def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
@@ -137,7 +140,7 @@ def as_stored(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
 
 def widened_from(rows: int, problem: Problem, gpu: Gpu) -> Problem:
     """With a bf16 copy of FP8 keys from so many query rows on."""
-    return problem.under(thresholds.SECTION, gpu.family, Key(Name.WIDEN_ROWS), Value(rows))
+    return problem.under(thresholds.SECTION, gpu.family, Key(ThresholdName.WIDEN_ROWS), Value(rows))
 
 
 def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransform:

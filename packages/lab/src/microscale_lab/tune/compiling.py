@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 
 from microscale.hardware import WARP_SIZE, Gpu, system_memory
 from microscale.kernels.compiling.cache import use_cache
-from microscale.kernels.compiling.job import Job, missing, run_job, workers
+from microscale.kernels.compiling.job import CompileJob, missing, run_job, workers
 from microscale.kernels.launch import Kernel, recording
 
 Compile = Callable[[Iterable[Callable[[], object]]], None]
@@ -31,7 +31,9 @@ def compiler_for(gpu: Gpu) -> Compile:
         folder = use_cache()
         lacking = missing(fresh, target)
         for _ in (
-            run_job(Job(lacking, target, folder, min(len(lacking), workers(system_memory()[1])))) if lacking else ()
+            run_job(CompileJob(lacking, target, folder, min(len(lacking), workers(system_memory()[1]))))
+            if lacking
+            else ()
         ):
             pass
 

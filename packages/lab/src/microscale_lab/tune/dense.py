@@ -11,12 +11,13 @@ from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense
-from microscale.hardware.tiles.dense import Case, DenseFormat, Size
+from microscale.hardware.tiles.dense import DenseCase, DenseFormat, Size
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
 from microscale.kernels.dense.reference import dense as reference
 from microscale.kernels.dense.spec import DenseWeights
 from microscale_lab.kernel_bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, Shape, random_weights
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 COLUMNS = 2880
@@ -29,13 +30,13 @@ ROWS_PER_SM = {Size.TWO_PROGRAMS: 28, Size.ONE_WAVE: 40, Size.CROWDED: 64}
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     if quick:
-        yield job_of(Case(DenseFormat.BF16, 8, Size.ONE_WAVE), gpu)
-        yield job_of(Case(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
+        yield job_of(DenseCase(DenseFormat.BF16, 8, Size.ONE_WAVE), gpu)
+        yield job_of(DenseCase(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
         return
     for fmt in DenseFormat:
         for columns in dense.columns_of(fmt):
             for size in Size:
-                yield job_of(Case(fmt, columns, size), gpu)
+                yield job_of(DenseCase(fmt, columns, size), gpu)
 
 
 def rows_of(size: Size, gpu: Gpu) -> int:
@@ -44,10 +45,10 @@ def rows_of(size: Size, gpu: Gpu) -> int:
     return rows
 
 
-def job_of(case: Case, gpu: Gpu) -> Job:
+def job_of(case: DenseCase, gpu: Gpu) -> Job:
     rows, tokens = rows_of(case.size, gpu), 1 if case.columns == dense.COLUMNS[0] else case.columns
     about = f"{case.format}, {rows} x {COLUMNS}, {tokens} tokens"
-    return Job(dense.SECTION, case, about, list(dense.candidates(case, gpu)), _prepared(case, rows, tokens, gpu))
+    return Job(dense.SECTION, case, about, list(candidates.of_dense(case, gpu)), _prepared(case, rows, tokens, gpu))
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Layers:
         return Problem(lambda: [run(each, self.x) for each in self.packed], error, tolerance, len(self.packed))
 
 
-def _prepared(case: Case, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
+def _prepared(case: DenseCase, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
     def prepare(device: str) -> Problem:
         layers = Layers.of(case.format, rows, COLUMNS, tokens, device)
         return layers.problem(lambda packed, x: small_batch.run(packed, gpu, x, None))

@@ -12,13 +12,14 @@ from torch import Generator
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
-from microscale.hardware.tiles.experts import ANY_LOAD, LISTS, Case, ExpertGemm
-from microscale.hardware.tiles.tuned import Row
+from microscale.hardware.tiles.experts import ANY_LOAD, LISTS, ExpertCase, ExpertGemm
+from microscale.hardware.tiles.tuned import TunedTile
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def job_of(work: Work, gpu: Gpu) -> Job:
     bits = 4 if layer.weight_format == "mxfp4" else 8
     of_down = work.gemm in (ExpertGemm.DOWN_DIRECT, ExpertGemm.DOWN_LIST)
     rows, k = (layer.hidden, layer.intermediate) if of_down else (2 * layer.intermediate, layer.hidden)
-    shape = experts.Shape(rows // 16, -(-k // 64), bits, layer.num_experts)
+    shape = experts.ExpertShape(rows // 16, -(-k // 64), bits, layer.num_experts)
     sizes = (shape, work.tokens, layer.top_k, gpu)
     load: float = work.tokens * layer.top_k * shape.row_tiles
     if work.gemm in LISTS:
@@ -96,21 +97,21 @@ def job_of(work: Work, gpu: Gpu) -> Job:
         in_use = (experts.for_own_list if work.is_own_list else experts.for_list)(work.gemm, *sizes)
     else:
         in_use = experts.direct_down(*sizes) if of_down else experts.direct_gate_up(*sizes)
-    tiles = experts.candidates(work.gemm, shape, gpu, in_use)
+    tiles = candidates.of_experts(work.gemm, shape, gpu, in_use)
     return Job(experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu))
 
 
-def key_of(work: Work, bits: int, top_k: int, load: float, gpu: Gpu) -> Case:
+def key_of(work: Work, bits: int, top_k: int, load: float, gpu: Gpu) -> ExpertCase:
     """Of the row that serves the case today, or of a new one. Rows of gate and up differ by the load alone: how many
     row tiles there are for an SM decides what registers leave one wave. Those of down differ by tokens."""
     serving, _ = experts.find(work.gemm, bits, work.tokens, top_k, load, gpu)
     if work.gemm in LISTS:
         up_to = ANY_LOAD if work.tokens in (OWN_LIST, LIST) else round(load / gpu.num_sms + 0.01, 2)
-        return serving or Case(work.gemm, bits, OWN_LIST if work.is_own_list else LIST, 1, up_to)
+        return serving or ExpertCase(work.gemm, bits, OWN_LIST if work.is_own_list else LIST, 1, up_to)
     if work.gemm is ExpertGemm.DOWN_DIRECT:
-        return replace(serving or Case(work.gemm, bits, 0, 1, ANY_LOAD), tokens=work.tokens)
+        return replace(serving or ExpertCase(work.gemm, bits, 0, 1, ANY_LOAD), tokens=work.tokens)
     up_to = ANY_LOAD if work.model in MORE.values() else round(load / gpu.num_sms + 0.01, 2)
-    return serving or Case(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, up_to)
+    return serving or ExpertCase(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, up_to)
 
 
 def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
@@ -138,7 +139,7 @@ def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
     return prepare
 
 
-def order(row: Row[Any, Any]) -> tuple[int, int, int, int, float]:
+def order(row: TunedTile[Any, Any]) -> tuple[int, int, int, int, float]:
     """Rows in the order in which they are asked: narrower cases first."""
-    key: Case = row.key
+    key: ExpertCase = row.key
     return list(ExpertGemm).index(key.gemm), key.bits, key.tokens, -key.top_k_from, key.up_to

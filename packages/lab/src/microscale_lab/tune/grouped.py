@@ -13,11 +13,12 @@ import torch
 from microscale.formats import BLOCK, BlockScaled, block_format
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import gemm
-from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmPath, Share
-from microscale.hardware.tiles.tuned import Row
+from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmCase, GemmPath
+from microscale.hardware.tiles.tuned import TunedTile
 from microscale.kernels.moe import grouped, grouped_wgmma, reference
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+from microscale_lab.tune import candidates
 from microscale_lab.tune.job import Job, Problem
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
 
 def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: Shape) -> Iterator[Job]:
     packing = packing_of(path, shape)
-    tiles = list(gemm.candidates(path, gpu))
+    tiles = list(candidates.of_gemm(path, gpu))
     for index, share in enumerate(shares):
         last = index + 1 == len(shares)
         up_to = BUSY_PAIRS if last else round((share * shares[index + 1]) ** 0.5)
         about = f"{path}, {shape.num_experts} experts of {shape.hidden} x {shape.intermediate}, {share} pairs each"
-        yield Job(gemm.SECTION, Share(path, up_to), about, tiles, prepared(path, gpu, packing, share))
+        yield Job(gemm.SECTION, GemmCase(path, up_to), about, tiles, prepared(path, gpu, packing, share))
 
 
 def packing_of(path: GemmPath, shape: Shape) -> Packing:
@@ -95,9 +96,9 @@ def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable
     return prepare
 
 
-def joined(rows: Sequence[Row[Any, Any]]) -> list[Row[Any, Any]]:
+def joined(rows: Sequence[TunedTile[Any, Any]]) -> list[TunedTile[Any, Any]]:
     """Neighbours with the same tile as one row."""
-    found: list[Row[Any, Any]] = []
+    found: list[TunedTile[Any, Any]] = []
     for row in rows:
         if found and found[-1].tile == row.tile and found[-1].key == replace(row.key, up_to=found[-1].key.up_to):
             found.pop()

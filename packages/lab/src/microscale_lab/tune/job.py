@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from microscale.errors import MicroscaleError
 from microscale.hardware import Family, Gpu
-from microscale.hardware.tiles.tuned import Measurement, Row, Section, trial
+from microscale.hardware.tiles.tuned import Measurement, Section, TunedTile, trial
 from microscale_lab.tune.compiling import Compile
 
 TimeUs = Callable[[Callable[[], object]], float]
@@ -136,14 +136,14 @@ class Bench:
         self.compile_ahead([problem])
         return measure(problem, self.time_us)
 
-    def row(self, key: Any, tile: Any, run: str, us: float | None) -> Row[Any, Any]:
+    def row(self, key: Any, tile: Any, run: str, us: float | None) -> TunedTile[Any, Any]:
         """With where it comes from."""
         versions = (str(torch.__version__), str(triton.__version__))
         today = datetime.now(UTC).date().isoformat()
         said = Measurement(
             self.gpu.name, *versions, today, f"{self.command}: {run}", us if us is None else round(us, 2)
         )
-        return Row(key, tile, said)
+        return TunedTile(key, tile, said)
 
 
 class Search(Protocol):
@@ -166,7 +166,7 @@ class Search(Protocol):
         """A part of it, which says that it works."""
         ...
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]: ...
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,6 @@ class Job:
         step = max(1, len(self.tiles) // QUICK_TILES)
         return replace(self, tiles=self.tiles[::step][:QUICK_TILES])
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]:
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]:
         best = bench.fastest(self.section, self.key, self.tiles, self.about, self.prepare(bench.device))
         return [bench.row(self.key, best.tile, f"{self.about}; {best.text}", best.us)]

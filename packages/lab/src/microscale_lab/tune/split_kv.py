@@ -21,13 +21,12 @@ from microscale.hardware.tiles.attention import (
     Heads,
     Kv,
     SplitKv,
-    candidates_least_keys,
-    candidates_per_sm,
     split_kv,
 )
-from microscale.hardware.tiles.tuned import Row, Section, trial
+from microscale.hardware.tiles.tuned import Section, TunedTile, trial
 from microscale.kernels.attention.paths import most_splits, tile_of
 from microscale_lab.kernel_bench.attention import Case, Layer
+from microscale_lab.tune import candidates
 from microscale_lab.tune.attention import DECODE_CONTEXT, DECODE_SEQUENCES, LAYER_OF, FromHeads, fused, plain
 from microscale_lab.tune.crossing import Border, Crossing, Sides, find_border
 from microscale_lab.tune.job import Bench, Problem, together
@@ -40,8 +39,8 @@ FUSED_CONTEXT = 576
 TABLE_PAGES = 1 << 13
 """Of a long context, beyond which a window decides how many splits there are."""
 CANDIDATES: dict[str, Callable[[SplitKv], list[SplitKv]]] = {
-    "splits_per_sm": candidates_per_sm,
-    "least_keys": candidates_least_keys,
+    "splits_per_sm": candidates.splits_per_sm,
+    "least_keys": candidates.least_keys,
 }
 
 
@@ -85,7 +84,7 @@ class SplitJob:
     def quick(self) -> SplitJob:
         return replace(self, few=True)
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]:
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]:
         found, first = self._best(bench, "splits_per_sm", self._start, self._long(bench.device))
         found, second = self._best(bench, "least_keys", found, self._short(bench.device))
         inside = find_border(self._merges(found), bench)

@@ -15,8 +15,8 @@ from torch import Generator, bfloat16, ones, zeros
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import dense, thresholds
 from microscale.hardware.tiles.gemm import GemmPath
-from microscale.hardware.tiles.thresholds import NEVER, Key, Name, Value
-from microscale.hardware.tiles.tuned import Row, Section
+from microscale.hardware.tiles.thresholds import NEVER, Key, ThresholdName, Value
+from microscale.hardware.tiles.tuned import Section, TunedTile
 from microscale.kernels.dense import gemm, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.layouts import TILE_ROWS
@@ -56,14 +56,14 @@ WIDEN_CONTEXT = 4096
 FORMATS = ("fp8", "mxfp8", "mxfp4")
 """In fragments; the thresholds are for all of them."""
 
-Found = Mapping[Name, int]
+Found = Mapping[ThresholdName, int]
 
 
 @dataclass(frozen=True)
 class Threshold:
     """One figure: a crossing, and what its border makes of it."""
 
-    name: Name
+    name: ThresholdName
     crossing: Callable[[Found], Crossing]
     """With the figures that were found before it."""
     value: Callable[[Border], int]
@@ -104,8 +104,8 @@ class ThresholdJob:
     def quick(self) -> ThresholdJob:
         return replace(self, few=True)
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]:
-        found: dict[Name, int] = {}
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]:
+        found: dict[ThresholdName, int] = {}
         rows = []
         for each in self.thresholds:
             border = find_border(self._crossing(each, found), bench)
@@ -138,7 +138,7 @@ def crowd_pairs(gpu: Gpu) -> Threshold:
         return [crowd_sides(tokens * moe.LAYERS[EXPERTS].top_k // pairs, tokens, gpu, device)]
 
     crossing = Crossing(f"experts of {EXPERTS}, {tokens} tokens", "pairs an expert", *CROWD, CROWD_PAIRS, prepare)
-    return Threshold(Name.WGMMA_PAIRS, lambda found: crossing, first_above)
+    return Threshold(ThresholdName.WGMMA_PAIRS, lambda found: crossing, first_above)
 
 
 def crowd_tokens(gpu: Gpu) -> Threshold:
@@ -148,12 +148,12 @@ def crowd_tokens(gpu: Gpu) -> Threshold:
         return [crowd_sides(FEW_EXPERTS, tokens, gpu, device)]
 
     def crossing(found: Found) -> Crossing:
-        least = found.get(Name.WGMMA_PAIRS, 0)
+        least = found.get(ThresholdName.WGMMA_PAIRS, 0)
         enough = [size for size in CROWD_TOKENS if size * moe.LAYERS[EXPERTS].top_k >= least * FEW_EXPERTS]
         about = f"{FEW_EXPERTS} experts of {EXPERTS}'s widths"
         return Crossing(about, "tokens", *CROWD, enough or CROWD_TOKENS[-1:], prepare)
 
-    return Threshold(Name.WGMMA_TOKENS, crossing, first_above)
+    return Threshold(ThresholdName.WGMMA_TOKENS, crossing, first_above)
 
 
 CROWD = ("small batch", "wgmma")
@@ -177,7 +177,7 @@ def sum_in_norm_tokens(gpu: Gpu) -> Threshold:
 
     about = f"experts of {EXPERTS} and the norm behind them"
     crossing = Crossing(about, "tokens", "sum in the norm", "sum apart", SUM_IN_NORM_TOKENS, prepare)
-    return Threshold(Name.SUM_IN_NORM_TOKENS, lambda found: crossing, up_to(1))
+    return Threshold(ThresholdName.SUM_IN_NORM_TOKENS, lambda found: crossing, up_to(1))
 
 
 def sum_in_norm_sides(tokens: int, gpu: Gpu, device: str) -> Sides:
@@ -229,7 +229,7 @@ def fp8_pairs(gpu: Gpu) -> Threshold:
 
     about = f"{shape.num_experts} experts of {shape.hidden} x {shape.intermediate} on wgmma"
     crossing = Crossing(about, "pairs an expert", "bf16", "FP8", FP8_PAIRS, prepare)
-    return Threshold(Name.FP8_PAIRS, lambda found: crossing, up_to(1))
+    return Threshold(ThresholdName.FP8_PAIRS, lambda found: crossing, up_to(1))
 
 
 def mxfp8_resident_pairs(gpu: Gpu) -> Threshold:
@@ -243,7 +243,7 @@ def mxfp8_resident_pairs(gpu: Gpu) -> Threshold:
 
     about = f"{shape.num_experts} MXFP8 experts of {shape.hidden} x {shape.intermediate}"
     crossing = Crossing(about, "pairs an expert", "grouped", "resident on wgmma", RESIDENT_PAIRS, prepare)
-    return Threshold(Name.MXFP8_RESIDENT_PAIRS, lambda found: crossing, first_above)
+    return Threshold(ThresholdName.MXFP8_RESIDENT_PAIRS, lambda found: crossing, first_above)
 
 
 # ---- dense layers ----------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def unpack_tokens(gpu: Gpu) -> Threshold:
 
     about = f"{' x '.join(map(str, UNPACK_SHAPE))} in {', '.join(FORMATS)}"
     crossing = Crossing(about, "tokens", "GEMM", "a bf16 copy and cuBLAS", UNPACK_TOKENS, prepare)
-    return Threshold(Name.UNPACK_TOKENS, lambda found: crossing, first_above)
+    return Threshold(ThresholdName.UNPACK_TOKENS, lambda found: crossing, first_above)
 
 
 def few_rows_programs(gpu: Gpu) -> Threshold:
@@ -272,14 +272,14 @@ def few_rows_programs(gpu: Gpu) -> Threshold:
 
     about = f"{FEW_ROWS_COLUMNS} columns in {', '.join(FORMATS)}, 32 and 64 tokens"
     crossing = Crossing(about, "programs an SM", "small batch", "GEMM", FEW_ROWS_PROGRAMS, prepare)
-    return Threshold(Name.FEW_ROWS_PROGRAMS, lambda found: crossing, up_to(1))
+    return Threshold(ThresholdName.FEW_ROWS_PROGRAMS, lambda found: crossing, up_to(1))
 
 
 def few_rows_tokens(gpu: Gpu) -> Threshold:
     """As many rows as ``FEW_ROWS_PROGRAMS`` allows. Without a border nothing beyond the usual batches is taken."""
 
     def crossing(found: Found) -> Crossing:
-        programs = found.get(Name.FEW_ROWS_PROGRAMS, 1)
+        programs = found.get(ThresholdName.FEW_ROWS_PROGRAMS, 1)
 
         def prepare(device: str, tokens: int) -> list[Sides]:
             return few_rows_sides(gpu, programs, (tokens,), device)
@@ -287,7 +287,7 @@ def few_rows_tokens(gpu: Gpu) -> Threshold:
         about = f"{FEW_ROWS_COLUMNS} columns in {', '.join(FORMATS)}, {programs} programs an SM"
         return Crossing(about, "tokens", "small batch", "GEMM", FEW_ROWS_TOKENS, prepare)
 
-    return Threshold(Name.FEW_ROWS_TOKENS, crossing, up_to(small_batch.MAX_TOKENS))
+    return Threshold(ThresholdName.FEW_ROWS_TOKENS, crossing, up_to(small_batch.MAX_TOKENS))
 
 
 def few_rows_sides(gpu: Gpu, programs: int, batches: Sequence[int], device: str) -> list[Sides]:
@@ -323,4 +323,4 @@ def widen_rows(gpu: Gpu) -> Threshold:
 
     about = f"new tokens of a prompt at {WIDEN_CONTEXT}, FP8 keys"
     crossing = Crossing(about, "query rows", "as stored", "a bf16 copy", WIDEN_ROWS, prepare)
-    return Threshold(Name.WIDEN_ROWS, lambda found: crossing, first_above)
+    return Threshold(ThresholdName.WIDEN_ROWS, lambda found: crossing, first_above)

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.tuned import Kernels, Row, Section
+from microscale.hardware.tiles.tuned import Kernels, Section, TunedTile
 from microscale_lab.kernel_bench import timing
 from microscale_lab.tune import attention as tune_attention
 from microscale_lab.tune import dense as tune_dense
@@ -86,7 +86,7 @@ def tune(
             task = progress.add_task(name, total=sum(search.steps for search in searches))
             command = f"microscale tune --kernels {name}{' --quick' if quick else ''}"
             bench = Bench(gpu, time_us, command, compile_all, partial(progress.advance, task), DEVICE, quick)
-            found: dict[Section[Any, Any], list[Row[Any, Any]]] = {}
+            found: dict[Section[Any, Any], list[TunedTile[Any, Any]]] = {}
             for search in searches:
                 found.setdefault(search.section, []).extend(search.rows(bench))
             for section, rows in found.items():
@@ -101,8 +101,11 @@ def tune(
 
 
 def _merge(
-    earlier: Mapping[Any, Row[Any, Any]], section: Section[Any, Any], rows: list[Row[Any, Any]], gone: set[Any]
-) -> list[Row[Any, Any]]:
+    earlier: Mapping[Any, TunedTile[Any, Any]],
+    section: Section[Any, Any],
+    rows: list[TunedTile[Any, Any]],
+    gone: set[Any],
+) -> list[TunedTile[Any, Any]]:
     """The section with these rows in place of those that they stand for, and without those that are gone."""
     if section.name is Kernels.GROUPED_GEMM:
         measured = {row.key.path for row in rows}

@@ -16,8 +16,8 @@ from torch import Generator
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
-from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm, Tile
-from microscale.hardware.tiles.tuned import Row, Section
+from microscale.hardware.tiles.experts import ANY_LOAD, ExpertCase, ExpertGemm, ExpertTile
+from microscale.hardware.tiles.tuned import Section, TunedTile
 from microscale.kernels.dense import small_batch as dense_small_batch
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import dense as dense_reference
@@ -29,10 +29,11 @@ from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.reference import moe as moe_reference
 from microscale.kernels.moe.spec import Activations, Gate, Mlp, MoeWeights, Routing
 from microscale.kernels.small.fused import TritonSmall
-from microscale.planning.side_stream import SideStream
+from microscale.planning.ops import SideStream
 from microscale_lab.kernel_bench import dense as bench_dense
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
+from microscale_lab.tune import candidates
 from microscale_lab.tune.crossing import TIE
 from microscale_lab.tune.job import QUICK_TILES, Bench, Problem
 
@@ -131,7 +132,7 @@ class WithMlpJob:
         return experts.SECTION
 
     @property
-    def keys(self) -> tuple[Case, ...]:
+    def keys(self) -> tuple[ExpertCase, ...]:
         return (*(self._gate_up_key(tokens) for tokens in TOKENS), self._down_key)
 
     @property
@@ -142,8 +143,8 @@ class WithMlpJob:
     def quick(self) -> WithMlpJob:
         return replace(self, few=True)
 
-    def rows(self, bench: Bench) -> list[Row[Any, Any]]:
-        found: list[Row[Any, Any]] = []
+    def rows(self, bench: Bench) -> list[TunedTile[Any, Any]]:
+        found: list[TunedTile[Any, Any]] = []
         down = self._in_use(ExpertGemm.DOWN_WITH_MLP)
         for tokens in TOKENS:
             found.append(self._best(bench, self._gate_up_key(tokens), tokens, self._down_key, down))
@@ -158,33 +159,35 @@ class WithMlpJob:
             return []
         return [replace(row, measured=replace(row.measured, run=row.measured.run + said)) for row in found]
 
-    def _best(self, bench: Bench, key: Case, tokens: int, other: Case, tile: Tile) -> Row[Any, Any]:
+    def _best(
+        self, bench: Bench, key: ExpertCase, tokens: int, other: ExpertCase, tile: ExpertTile
+    ) -> TunedTile[Any, Any]:
         about = f"{key.gemm}, an expert layer of {MODEL} with its MLP, {tokens} tokens"
         problem = Layers.of(tokens, bench.device).problem(self.gpu).under(self.section, self.gpu.family, other, tile)
         best = bench.fastest(self.section, key, self._tiles(key.gemm), about, problem)
         return bench.row(key, best.tile, f"{about}; {best.text}", best.us)
 
-    def _gate_up_key(self, tokens: int) -> Case:
+    def _gate_up_key(self, tokens: int) -> ExpertCase:
         """Of the row that serves the case today, or of a new one: the last of them serves any load."""
         gemm, layer = ExpertGemm.GATE_UP_WITH_MLP, moe.LAYERS[MODEL]
         rows = tokens * layer.top_k * 2 * layer.intermediate + 2 * mlp_units()
         serving, _ = experts.find(gemm, 8, tokens, layer.top_k, rows // TILE_ROWS, self.gpu)
         load = ANY_LOAD if tokens == TOKENS[-1] else round(rows // TILE_ROWS / self.gpu.num_sms + 0.01, 2)
-        return serving or Case(gemm, 8, with_mlp.MAX_TOKENS, 1, load)
+        return serving or ExpertCase(gemm, 8, with_mlp.MAX_TOKENS, 1, load)
 
     @property
-    def _down_key(self) -> Case:
+    def _down_key(self) -> ExpertCase:
         gemm, layer = ExpertGemm.DOWN_WITH_MLP, moe.LAYERS[MODEL]
         row_tiles = layer.top_k * layer.hidden // TILE_ROWS
         serving, _ = experts.find(gemm, 8, TOKENS[0], layer.top_k, row_tiles, self.gpu)
-        return serving or Case(gemm, 8, with_mlp.MAX_TOKENS, 1, ANY_LOAD)
+        return serving or ExpertCase(gemm, 8, with_mlp.MAX_TOKENS, 1, ANY_LOAD)
 
-    def _in_use(self, gemm: ExpertGemm) -> Tile:
+    def _in_use(self, gemm: ExpertGemm) -> ExpertTile:
         return self._tiles(gemm)[0]
 
-    def _tiles(self, gemm: ExpertGemm) -> list[Tile]:
+    def _tiles(self, gemm: ExpertGemm) -> list[ExpertTile]:
         layer = moe.LAYERS[MODEL]
         key = self._down_key if gemm is ExpertGemm.DOWN_WITH_MLP else self._gate_up_key(TOKENS[0])
         k = layer.intermediate if gemm is ExpertGemm.DOWN_WITH_MLP else layer.hidden
-        found = experts.candidates_with_mlp(key, -(-k // TILE_K), self.gpu)
+        found = candidates.of_experts_with_mlp(key, -(-k // TILE_K), self.gpu)
         return found[:: max(1, len(found) // QUICK_TILES)][:QUICK_TILES] if self.few else found

@@ -1,4 +1,5 @@
-"""``triton_w4a16``: MXFP4 experts times bf16 activations, exact up to bf16 rounding, on any GPU from SM80 on.
+"""``triton_w4a16`` and ``triton_w8a16``: MXFP4 and MXFP8 experts times bf16 activations, exact up to bf16 rounding, on
+any GPU from SM80 on.
 
 Up to 64 tokens are limited by reading the weights and take the small-batch kernels; more take a grouped GEMM, on
 ``wgmma`` where the card has it. ``paths`` has these ways. All read one packed layout.
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import BLOCK, MXFP4, BlockFormat
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
-from microscale.kernels.moe import small_batch
+from microscale.kernels.moe import small_batch, with_mlp
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.paths import BF16_PATHS, PARTS_PATHS
@@ -68,3 +69,13 @@ class TritonW4A16(MoeOp[PackedExperts]):
     def check(self, x: Tensor) -> None:
         if x.dtype != torch.bfloat16 or x.stride(1) != 1:
             raise Unsupported(f"{self.name} reads rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
+
+
+class TritonW8A16(TritonW4A16):
+    """MXFP8 weights become bf16 in registers; sums in float32."""
+
+    name = "triton_w8a16"
+    layout = layouts.layout_name(MXFP8)
+    format = MXFP8
+    path = GemmPath.W8A16
+    mlp_paths = (with_mlp.PATH,)

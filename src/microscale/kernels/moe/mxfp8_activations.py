@@ -1,4 +1,4 @@
-"""``triton_w4a8``: MXFP4 experts times 8-bit activations.
+"""``triton_w4a8`` and ``triton_w8a8``: MXFP4 and MXFP8 experts times 8-bit activations.
 
 *Block-scaled matrix instructions* (``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103): E2M1 weights
 become E4M3 in registers, exactly up to 2**6, and both operands keep their scales per 32 values, which the instruction
@@ -16,18 +16,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from microscale.formats import BLOCK, MXFP4, BlockFormat
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped_wgmma
+from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.paths import MXFP8_PATHS, PARTS_PATHS, block_scaled, pays_mxfp8
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.op import Cost, Reason, Unit
+from microscale.kernels.op import Cost, MatrixUnit, Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class BlockScaledMoe(MoeOp[PackedExperts]):
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
         # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
+        return Cost(total, expert_flops(spec), MatrixUnit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
 
     def packed_bytes(self, spec: MoeSpec) -> int:
         return packed_bytes(spec)
@@ -98,3 +98,11 @@ class TritonW4A8(BlockScaledMoe):
         if min(spec.hidden, spec.intermediate) <= TILE_K * (grouped_wgmma.MIN_K_TILES - 1):
             return f"needs more than {TILE_K * (grouped_wgmma.MIN_K_TILES - 1)} columns on wgmma"
         return None
+
+
+class TritonW8A8(BlockScaledMoe):
+    name = "triton_w8a8"
+    layout = layouts.layout_name(MXFP8)
+    format = MXFP8
+    path = GemmPath.W8A8
+    small_batch = TritonW8A16()

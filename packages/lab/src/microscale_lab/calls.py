@@ -15,11 +15,11 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, Logits, Summed
 from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
-from microscale.kernels.sampling.spec import Asks, Sampled, SamplingBatch, SamplingOp, SamplingSpec
+from microscale.kernels.sampling.spec import Sampled, SamplingBatch, SamplingFeatures, SamplingOp, SamplingSpec
 from microscale.kernels.small.spec import SmallOps, SmallSpec
 from microscale.planning.bound import Small, SmallKind
+from microscale.planning.path_cache import LayerChoice
 from microscale.planning.paths import path_for
-from microscale.planning.picks import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,16 +69,16 @@ def run_fused(
 
 def bind_small(entry: SmallOps, spec: SmallSpec, gpu: Gpu) -> Small:
     """The small ops of an implementation for layers of these sizes."""
-    return Small(SmallKind(Choice((spec,), (entry,), gpu)))
+    return Small(SmallKind(LayerChoice((spec,), (entry,), gpu)))
 
 
 def run_sampling(
     entry: SamplingOp, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
 ) -> Sampled:
-    spec = SamplingSpec(logits.shape[1], logits.shape[0], batch.asks(blocks))
+    spec = SamplingSpec(logits.shape[1], logits.shape[0], batch.features(blocks))
     return entry.run(spec, gpu, logits, batch, blocks, path_for(entry.paths, spec, gpu))
 
 
 def run_score(entry: SamplingOp, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
-    spec = SamplingSpec(logits.shape[1], logits.shape[0], Asks(tops=top_logprobs > 0))
+    spec = SamplingSpec(logits.shape[1], logits.shape[0], SamplingFeatures(tops=top_logprobs > 0))
     return entry.score(spec, gpu, logits, tokens, top_logprobs, path_for(entry.score_paths, spec, gpu))
