@@ -22,7 +22,7 @@ from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.team import Team
-from microscale.engine.predictions import Kind, predict
+from microscale.engine.predictions import Phase, predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting, Unsupported
@@ -129,8 +129,8 @@ def run(
         uncounted = UNCOUNTED[case.kind]
         runs = [_measure(model, engine, case, turn, step_tokens) for turn in range(uncounted + repeats)]
         rates = [run.tok_s for run in runs[uncounted:]]
-        kind = Kind.PREFILL if case.kind == "pp" else Kind.DECODE
-        context = case.tokens if kind is Kind.PREFILL else max(case.depth + case.tokens // 2, 1)
+        kind = Phase.PREFILL if case.kind == "pp" else Phase.DECODE
+        context = case.tokens if kind is Phase.PREFILL else max(case.depth + case.tokens // 2, 1)
         point = predict(shape, model.ops.plan, setup, kind, case.batch, context, step_tokens)
         rate = statistics.median(rates)
         row = Row(case.name, case.batch, case.depth, rate, point.ceiling, point.tok_s, tuple(rates))

@@ -24,7 +24,7 @@ from microscale.engine.predictions import BATCHES, Point, make_points
 from microscale.engine.runner import Model, ModelRunner
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import Scheduler
-from microscale.engine.speculation.drafter import ONE_RANK, Target
+from microscale.engine.speculation.drafter import ONE_RANK, DraftTarget
 from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import Speculation, describe_drafts
 from microscale.models.config import LayerKind
@@ -177,6 +177,6 @@ def assemble(
     runner: Runner = own if team is None else team.lead(own, pools)
     if speculation is not None:
         others = ONE_RANK if team is None else team
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager, others, own.first_runs))
+        speculation.attach(DraftTarget(pools, limits, own.taps, enforce_eager, others, own.first_runs))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

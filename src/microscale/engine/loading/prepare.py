@@ -15,7 +15,7 @@ from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fingerprint import fingerprint
-from microscale.engine.loading.fit import check_fits, plan_and_reckon
+from microscale.engine.loading.fit import check_fits, plan_and_size
 from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.options import (
     check_options,
@@ -142,6 +142,6 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing
-    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory, head)

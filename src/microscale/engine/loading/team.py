@@ -16,7 +16,7 @@ from microscale.engine.limits import Limits
 from microscale.engine.loading.options import choose_device
 from microscale.engine.pages import PagePool
 from microscale.engine.runner import ModelRunner
-from microscale.engine.speculation.drafter import Launched
+from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.config import LayerKind
 from microscale.planning.ops import Ranks
@@ -69,7 +69,7 @@ class Team(Protocol):
 
     def lead(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool]) -> Runner: ...
 
-    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+    def drafting(self, step: LaunchedStep, most: int) -> AbstractContextManager[None]:
         """See ``speculation.drafter.Others``."""
 
     def preparing_drafts(self) -> AbstractContextManager[None]: ...

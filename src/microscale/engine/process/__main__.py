@@ -30,7 +30,7 @@ from microscale.engine.protocol.messages import (
     VERSION,
     Failed,
     Hello,
-    Load,
+    LoadEngine,
     Loading,
     check_hello,
     decode_for_engine,
@@ -51,8 +51,8 @@ def greet(connection: Connection) -> EngineConfig:
     connection.send(Hello(VERSION))
     check_hello(theirs)
     message = decode_for_engine(connection.next_frame())
-    if not isinstance(message, Load):
-        raise BadMessage(f"The owner's second message must be Load and is {type(message).__name__}.")
+    if not isinstance(message, LoadEngine):
+        raise BadMessage(f"The owner's second message must be LoadEngine and is {type(message).__name__}.")
     return message.config
 
 

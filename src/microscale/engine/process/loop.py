@@ -15,7 +15,7 @@ from microscale.engine.protocol.messages import (
     Drain,
     Drained,
     GetStats,
-    Load,
+    LoadEngine,
     Ready,
     Refused,
     StatsReply,
@@ -115,7 +115,7 @@ class Loop:
                 self._connection.send(StatsReply(self._service.stats()))
             case Drain(deadline_s):
                 self.drain(deadline_s)
-            case Load():
+            case LoadEngine():
                 raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
 
     def _submit(self, message: Submit) -> Accepted | Refused:

@@ -22,12 +22,12 @@ from microscale.engine.loading.options import uses_nccl
 from microscale.engine.loading.team import Assembly, Placement, place
 from microscale.engine.pages import PagePool
 from microscale.engine.ranks import messages as wire
-from microscale.engine.ranks.messages import Link, LinkClosed
+from microscale.engine.ranks.messages import LinkClosed, RankLink
 from microscale.engine.ranks.processes import END_S, Peer, spawn
 from microscale.engine.ranks.steps import StepWriter, gather_logits
 from microscale.engine.ranks.watch import PATIENCE, Patience, Watch
 from microscale.engine.runner import ModelRunner
-from microscale.engine.speculation.drafter import Launched
+from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.engine.work import Work
 from microscale.errors import MicroscaleError, RankFailed
 from microscale.models.config import LayerKind
@@ -86,7 +86,7 @@ class RankTeam:
         with listen(nodes.address, nodes.port) as server:
             accepted = accept(server, ranks, secret)
         self._server = listen(nodes.address, 0)
-        return [Peer(rank, Link(sock), where=sock.getpeername()[0]) for rank, sock in sorted(accepted.items())]
+        return [Peer(rank, RankLink(sock), where=sock.getpeername()[0]) for rank, sock in sorted(accepted.items())]
 
     def _join_message(self, rank: int, placement: Placement) -> wire.Join:
         # Only rank 0 needs the vocabulary, and nodes name a file of its machine.
@@ -108,7 +108,7 @@ class RankTeam:
 
     def agree(self, pages: Mapping[LayerKind, int], fingerprint: Mapping[str, str], memory: Mapping[str, int]) -> None:
         """Wait until all ranks have prepared. Raises where something differs that must be the same."""
-        answers = self._watch.wait_for(wire.Prepared)
+        answers = self._watch.wait_for(wire.RankPrepared)
         self.memory = [memory, *(answer.memory for answer in answers)]
         for peer, answer in zip(self.peers, answers, strict=True):
             for name, own in fingerprint.items():
@@ -124,7 +124,7 @@ class RankTeam:
 
     def join(self, device: torch.device) -> Ranks:
         """Connect all ranks, which then begin to load."""
-        self._broadcast(wire.Load())
+        self._broadcast(wire.RankLoad())
         shard, nodes = self.options.shard, self.options.nodes
         with self._failing():
             if nodes is None or self._server is None:
@@ -168,7 +168,7 @@ class RankTeam:
         return LeadingRunner(runner, pools, self, self._group)
 
     @contextlib.contextmanager
-    def running(self, message: wire.Step | wire.Draft | wire.Prepare | wire.Idle) -> Iterator[None]:
+    def running(self, message: wire.RankStep | wire.Draft | wire.Prepare | wire.Idle) -> Iterator[None]:
         """Inside, all ranks run this."""
         self._watch.check()
         self._broadcast(message)
@@ -176,7 +176,7 @@ class RankTeam:
             yield
 
     @contextlib.contextmanager
-    def drafting(self, step: Launched, most: int) -> Iterator[None]:
+    def drafting(self, step: LaunchedStep, most: int) -> Iterator[None]:
         """Inside, the draft heads of all ranks run after ``step``."""
         assert self._group is not None
         tokens = step.tokens

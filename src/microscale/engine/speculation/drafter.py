@@ -9,7 +9,7 @@ A draft is a list of single tokens, without probabilities: the engine draws the 
 accepts drafts as long as they are equal (``engine/sampler``). So any drafter is exact, and a bad one is only slow.
 
 A drafter that is a model (``head``) reads the target's steps on the device, before their tokens are read. It is
-attached to the engine once (``Target``).
+attached to the engine once (``DraftTarget``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Context(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedStep:
     """A step that runs on the device. Its tokens were not read yet."""
 
     schedule: Sequence[Work]
@@ -54,7 +54,7 @@ class Launched:
 class Others(Protocol):
     """The other ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
 
-    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+    def drafting(self, step: LaunchedStep, most: int) -> AbstractContextManager[None]:
         """Inside, the heads of all ranks take in this step and draft."""
 
     def preparing_drafts(self) -> AbstractContextManager[None]:
@@ -64,7 +64,7 @@ class Others(Protocol):
 class OneRank:
     """There are no other ranks."""
 
-    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+    def drafting(self, step: LaunchedStep, most: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def preparing_drafts(self) -> AbstractContextManager[None]:
@@ -75,7 +75,7 @@ ONE_RANK = OneRank()
 
 
 @dataclass(frozen=True)
-class Target:
+class DraftTarget:
     """What a drafter may read from its engine."""
 
     pools: Mapping[LayerKind, PagePool]
@@ -90,7 +90,7 @@ class Target:
 class Drafter(Protocol):
     """Proposes tokens."""
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         """A step was launched. ``most``: the maximum length of the next draft of any of its requests."""
 
     def expects(self, context: Context) -> bool:

@@ -24,10 +24,10 @@ from microscale.models.draft_heads.config import (
     DFlashConfig,
     Eagle3Config,
     HeadConfig,
+    HeadReads,
     HeadRope,
     LayerShape,
     Llama3Rope,
-    Reads,
 )
 from microscale.models.draft_heads.weights import D2T, EMBED, LM_HEAD, CheckpointHead, check_fit
 from microscale.models.json_object import JsonObject, read_json_object
@@ -105,7 +105,7 @@ def _eagle3(file: JsonObject, names: list[str], target: ModelConfig) -> Eagle3Co
         file,
         Eagle3Config,
         layer=shape,
-        reads=build(file, Reads, taps, file.optional("target_hidden_size", int, shape.hidden), vocab_size),
+        reads=build(file, HeadReads, taps, file.optional("target_hidden_size", int, shape.hidden), vocab_size),
         draft_vocab_size=file.optional("draft_vocab_size", int, vocab_size),
         maps_vocabulary=D2T in names,
         norm_before_fc=_flag(file, eagle, "norm_before_fc"),
@@ -142,7 +142,7 @@ def _dflash(file: JsonObject) -> DFlashConfig:
         DFlashConfig,
         layer=shape,
         num_layers=read_num_layers(file),
-        reads=build(file, Reads, taps, shape.hidden, file.require("vocab_size", int)),
+        reads=build(file, HeadReads, taps, shape.hidden, file.require("vocab_size", int)),
         block_size=holder.require("block_size", int),
         mask_token=dflash.require("mask_token_id", int),
     )
