@@ -26,8 +26,7 @@ from demo.optimizer import Optimizer, Rates
 from demo.shards import ROW, ROWS_PER_SHARD, Recipe
 from demo.train import DECAY, MAX_NORM, STATE, Schedule
 from microscale.models.draft_heads.config import Eagle3Config, HeadReads, LayerShape
-from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import read_config
+from microscale.models.gpt_oss.config import GptOssConfig, read_config
 from microscale.models.rope import PlainRope
 
 LATER = 0.8

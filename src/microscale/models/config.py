@@ -5,15 +5,17 @@ Every error names the file. This module does not import torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from microscale.errors import BadCheckpoint, BadConfig, BadSetting
+from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
+from microscale.formats import BLOCK
 from microscale.models.json_object import JsonObject, read_json_object
-from microscale.parallel.sharding import Shard
+from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -95,6 +97,65 @@ class ModelConfig(Protocol):
         """The model with one layer of each sort: all its kernels, in the time of a few layers."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreNormConfig:
+    """The architecture of a model whose layers are like gpt-oss's and Qwen3-MoE's (``models/pre_norm.py``)."""
+
+    num_layers: int
+    hidden: int
+    intermediate: int
+    """Width of one expert after the gate; ``gate_up`` has twice as many rows."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int
+    top_k: int
+    vocab_size: int
+    layer_kinds: tuple[LayerKind, ...]
+    sliding_window: int = NO_SLIDING_LAYERS
+    """Number of positions that a sliding layer sees, including the token itself."""
+    rms_epsilon: float
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    tied: bool = False
+    """lm_head is the embedding table."""
+    shard: Shard = WHOLE
+    """The rank that this part of the model belongs to: heads and widths above are the rank's own."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
+        check_positive(self, "num_experts", "top_k", "vocab_size", "sliding_window", "rms_epsilon", "max_context")
+        if len(self.layer_kinds) != self.num_layers:
+            raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_blocks(self, BLOCK, "hidden", "intermediate")
+        check_top_k(self.top_k, self.num_experts)
+        check_end_tokens(self)
+
+    @property
+    def qkv_rows(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def sharded(self, shard: Shard) -> Self:
+        """One rank's part: its heads, and its width of every expert."""
+        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
+        return replace(
+            self,
+            num_heads=len(heads.heads),
+            num_kv_heads=len(heads.kv_heads),
+            intermediate=split_width(self.intermediate, BLOCK, shard).size,
+            shard=shard,
+        )
+
+    def shortened(self) -> Self:
+        """The model with one layer of each kind: all kernels, in the time of two layers. With one kind it has two
+        layers: the first one reads the embedding, the other a sum."""
+        kinds = tuple(self.layer_kinds[place] for place in last_of_each(self.layer_kinds))
+        if len(kinds) == 1:
+            kinds *= min(2, self.num_layers)
+        return replace(self, num_layers=len(kinds), layer_kinds=kinds)
+
+
 def check_number(name: str, value: float) -> None:
     """Refuse a value that is not a size."""
     if not 0 < value <= MAX_NUMBER:
@@ -129,7 +190,6 @@ def check_top_k(top_k: int, num_experts: int) -> None:
 
 
 def check_end_tokens(config: ModelConfig) -> None:
-    """Refuse end tokens outside the vocabulary."""
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab_size:
             raise BadConfig(f"end token {token} is not in the vocabulary of {config.vocab_size}.")
@@ -168,6 +228,45 @@ def apply_overrides(file: JsonObject, overrides: Mapping[str, object], known: fr
             raise file.fault("num_hidden_layers", f"asks for {num_layers} layers of a model that has {len(kinds)}")
         data["layer_types"] = kinds[:num_layers]
     return file
+
+
+KEYS: Mapping[str, str] = {
+    "num_layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "rms_epsilon": "rms_norm_eps",
+    "max_context": "max_position_embeddings",
+}
+"""Fields of a config, with their keys in a Hugging Face config.json."""
+_TYPES: Mapping[Any, type] = {"int": int, "float": float, "bool": bool}
+
+
+def read_fields(file: JsonObject, record: type, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The values of these fields of a dataclass. The dataclass has their types, ``keys`` their keys in the file."""
+    types = {field.name: field.type for field in fields(record)}
+    if "num_layers" in keys:
+        read_num_layers(file)
+    return {name: file.require(key, _TYPES[types[name]]) for name, key in keys.items()}
+
+
+def write_fields(config: object, keys: Mapping[str, str]) -> dict[str, object]:
+    """The inverse of ``read_fields``."""
+    return {key: getattr(config, name) for name, key in keys.items()}
+
+
+def refuse_others(file: JsonObject, only: Mapping[str, object]) -> None:
+    """Refuse keys whose values would mean other arithmetic. An absent key has the value in ``only``."""
+    for key, value in only.items():
+        given = file.data.get(key)
+        if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
+            raise Unsupported(f"{file.source}: {key!r} {_shown(given)} is not supported; supported is {_shown(value)}.")
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def read_num_layers(file: JsonObject) -> int:

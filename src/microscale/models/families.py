@@ -18,11 +18,9 @@ from microscale.models.gemma4 import config_file as gemma4_file
 from microscale.models.gemma4 import weights as gemma4_weights
 from microscale.models.gemma4.model import Gemma4
 from microscale.models.gpt_oss import config as gpt_oss
-from microscale.models.gpt_oss import config_file as gpt_oss_file
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.qwen3_moe import config as qwen3_moe
-from microscale.models.qwen3_moe import config_file as qwen3_moe_file
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
@@ -104,11 +102,11 @@ class ModelFamily(Generic[Config, Layer]):
 
 
 GPT_OSS = ModelFamily(
-    model_types=(gpt_oss_file.MODEL_TYPE,),
+    model_types=(gpt_oss.MODEL_TYPE,),
     config=gpt_oss.GptOssConfig,
     presets=gpt_oss.PRESETS,
-    preset=gpt_oss_file.preset,
-    read=lambda folder, overrides: gpt_oss_file.read_config(folder, overrides).config,
+    preset=gpt_oss.preset,
+    read=lambda folder, overrides: gpt_oss.read_config(folder, overrides).config,
     table=gpt_oss_weights.tensor_table,
     open=gpt_oss_weights.open_gpt_oss,
     build=GptOss,
@@ -125,11 +123,11 @@ GEMMA4 = ModelFamily(
     build=Gemma4,
 )
 QWEN3_MOE = ModelFamily(
-    model_types=(qwen3_moe_file.MODEL_TYPE,),
+    model_types=(qwen3_moe.MODEL_TYPE,),
     config=qwen3_moe.Qwen3MoeConfig,
     presets=qwen3_moe.PRESETS,
-    preset=qwen3_moe_file.preset,
-    read=qwen3_moe_file.read_config,
+    preset=qwen3_moe.preset,
+    read=qwen3_moe.read_config,
     table=qwen3_moe_weights.tensor_table,
     open=qwen3_moe_weights.open_qwen3_moe,
     build=Qwen3Moe,

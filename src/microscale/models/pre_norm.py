@@ -11,12 +11,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import torch
 
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, ModelConfig
+from microscale.models.config import LayerKind, PreNormConfig
 from microscale.models.decoder import Decoder
 from microscale.models.weights import Weights, tied_lm_head
 from microscale.planning.ops import (
@@ -48,22 +48,12 @@ Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """The numbers of a layer that its arithmetic needs."""
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    rms_epsilon: float
-
-
 @dataclass(eq=False)
 class PreNormLayer:
     """One layer, bound to its kernels. A profile replaces them by its own."""
 
     kind: LayerKind
-    sizes: LayerSizes
+    config: PreNormConfig
     attn_norm: Tensor
     qkv: Dense
     head_norms: HeadNorms | None
@@ -101,65 +91,36 @@ class PreNormLayer:
         return self._feed_forward(self.attention(q, kv, queries), x)
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
-        epsilon = self.sizes.rms_epsilon
+        epsilon = self.config.rms_epsilon
         if isinstance(added, torch.Tensor) and self.qkv.refuses_sum(x.shape[0]) is None:
             qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
-            return qkv.view(x.shape[0], -1, self.sizes.head_dim), x
+            return qkv.view(x.shape[0], -1, self.config.head_dim), x
         if added is None:
             normed = self.small.rms_norm(x, self.attn_norm, epsilon)
         else:
             normed, x = self.add_norm(added, x, self.attn_norm)
-        return self.qkv(normed).view(x.shape[0], -1, self.sizes.head_dim), x
+        return self.qkv(normed).view(x.shape[0], -1, self.config.head_dim), x
 
     def _write(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
-        heads, slots = self.sizes.num_heads, batch.slots[self.kind]
+        heads, slots = self.config.num_heads, batch.slots[self.kind]
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
     def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the residual stream with what is to be added to it, and that."""
-        return self.small.add_rms_norm(added, x, weight, self.sizes.rms_epsilon)
+        return self.small.add_rms_norm(added, x, weight, self.config.rms_epsilon)
 
     def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
         added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
-            added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
+            added, x, self.mlp_norm, self.config.rms_epsilon, self.router, self.config.top_k
         )
         if self.ranks.world == 1 and self.experts.refuses_parts(x.shape[0]) is None:
             return x, self.experts.parts(normed, routing)
         return x, self.ranks.sum(self.experts(normed, routing))
 
 
-class PreNormConfig(ModelConfig, Protocol):
-    """What a model of such layers needs of its config."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def num_experts(self) -> int: ...
-
-    @property
-    def top_k(self) -> int: ...
-
-    @property
-    def rms_epsilon(self) -> float: ...
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
-
-
 Config = TypeVar("Config", bound=PreNormConfig)
 LayerTensors = TypeVar("LayerTensors")
-
-
-def layer_sizes(config: PreNormConfig) -> LayerSizes:
-    return LayerSizes(config.num_heads, config.head_dim, config.top_k, config.rms_epsilon)
 
 
 def attention_spec(config: PreNormConfig, kind: LayerKind, ops: Ops, page_size: int, *, sinks: bool) -> AttentionSpec:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from microscale.errors import BadConfig
-from microscale.models.config import ModelConfig, check_positive
+from microscale.models.config import ModelConfig, check_heads, check_positive
 from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
 from microscale.planning.ops import RopeTable
@@ -78,10 +78,7 @@ class LayerShape:
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "rms_epsilon", "max_context"):
             check_positive(self, name)
-        if self.num_heads % self.num_kv_heads:
-            raise BadConfig(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly.")
-        if self.head_dim % 2:
-            raise BadConfig(f"head_dim {self.head_dim} is odd, and rope turns pairs.")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
     def qkv_rows(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.weights import GptOssLayer
-from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
+from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.rope import yarn_table
 from microscale.planning.ops import DenseWeights, Gate, GateKind, MoeWeights, RopeTable, Router
 
@@ -27,7 +27,7 @@ class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
         attention = attention_spec(config, kind, ops, self.page_size, sinks=True)
         return PreNormLayer(
             kind=kind,
-            sizes=layer_sizes(config),
+            config=config,
             attn_norm=tensors.attn_norm,
             qkv=ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias), behind_sum=True),
             head_norms=None,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from microscale.formats import BlockScaled
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
+from microscale.models.gpt_oss.config import CheckpointLayout, GptOssConfig, read_config, to_hugging_face
 from microscale.models.random_checkpoint import PublishedCheckpoint
 from microscale.models.sharding import RankSplit, first_rank_only, kv_heads, q_heads, qkv_heads, width
 from microscale.models.tensor_table import (

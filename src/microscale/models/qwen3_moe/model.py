@@ -8,7 +8,7 @@ are no biases, no windows and no sinks.
 from __future__ import annotations
 
 from microscale.models.config import LayerKind
-from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
+from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.weights import Qwen3MoeLayer
 from microscale.models.rope import rope_table
@@ -26,7 +26,7 @@ class Qwen3Moe(PreNormModel[Qwen3MoeConfig, Qwen3MoeLayer]):
         attention = attention_spec(config, kind, ops, self.page_size, sinks=False)
         return PreNormLayer(
             kind=kind,
-            sizes=layer_sizes(config),
+            config=config,
             attn_norm=tensors.attn_norm.to(dtype),
             qkv=ops.dense("qkv", DenseWeights(tensors.qkv), behind_sum=True),
             head_norms=HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon, values=False),
