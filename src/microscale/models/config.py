@@ -79,6 +79,9 @@ class ModelConfig(Protocol):
         """Whether lm_head is the embedding table."""
 
     @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+
+    @property
     def sliding_window(self) -> int: ...
 
     @property

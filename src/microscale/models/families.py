@@ -1,17 +1,17 @@
 """The model families, and the one place that lists them. A model's family is known by a preset's name, by
-``model_type`` in its config.json, or by its config's type. Also what the rest of the program needs of any model."""
+``model_type`` in its config.json, or by its config's type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, LoadFormat, ModelConfig, read_config_file
+from microscale.models.config import LoadFormat, ModelConfig, read_config_file
+from microscale.models.decoder import Decoder
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.gemma4 import config as gemma4
 from microscale.models.gemma4 import config_file as gemma4_file
@@ -24,15 +24,13 @@ from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
-from microscale.models.taps import Taps
 from microscale.models.tensor_table import TensorTable
 from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
 from microscale.parallel.sharding import WHOLE, Shard
-from microscale.planning.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
+from microscale.planning.ops import Ops
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 Config = TypeVar("Config", bound=ModelConfig)
 Layer = TypeVar("Layer")
@@ -42,40 +40,8 @@ ModelWeights: TypeAlias = "Weights[ModelConfig, Any]"
 """Opened weights of any family."""
 
 
-class AnyLayer(Protocol):
-    """A decoder layer: its bound ops are attributes, and ``small`` is one of them."""
-
-    @property
-    def kind(self) -> LayerKind: ...
-
-    @property
-    def uses(self) -> Mapping[str, str]:
-        """Attribute → what plans call it. ``microscale profile`` times each."""
-
-
-class AnyModel(Protocol):
-    """What the rest of the program needs of a model."""
-
-    ops: Ops
-    device: torch.device
-    page_size: int
-    embed: Embedding
-    lm_head: Dense
-    sampling: Sampling
-
-    @property
-    def layers(self) -> Sequence[AnyLayer]: ...
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
-
-    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
-
-    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
-
-    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+AnyModel: TypeAlias = "Decoder[Any]"
+"""A bound model of any family."""
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,20 @@ and is added to the stream and normed in QKV's launch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import torch
 
-from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind, PreNormConfig
 from microscale.models.decoder import Decoder
-from microscale.models.weights import Weights, tied_lm_head
 from microscale.planning.ops import (
     Attention,
     AttentionBatch,
     AttentionSpec,
     Dense,
-    DenseWeights,
     HeadNorms,
     Logits,
     Moe,
@@ -151,54 +149,25 @@ def small_spec(config: PreNormConfig, ops: Ops) -> SmallSpec:
 
 
 class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
-    """A whole model of such layers. A family says how a layer is bound to its kernels and what its rope is.
+    """A whole model of such layers. A family defines how a layer is bound to its kernels, and its rope."""
 
-    Loading reads one layer at a time; a layer's checkpoint bytes are freed as soon as it is packed.
-    """
-
+    config: Config
     layers: Sequence[PreNormLayer]
 
-    def __init__(
-        self,
-        weights: Weights[Config, LayerTensors],
-        ops: Ops,
-        device: torch.device,
-        page_size: int = 16,
-        on_layer: Callable[[], None] = lambda: None,
-    ) -> None:
-        config = weights.config
-        self.config = config
-        self.ops = ops
-        self.device = device
-        self.page_size = page_size
-        table = weights.embed(device)
-        self.embed = ops.embed(table)
-        layers = []
-        for layer_idx, kind in enumerate(config.layer_kinds):
-            layers.append(self.bind_layer(kind, weights.layer(layer_idx, device)))
-            on_layer()
-        self.layers = layers
-        self.norm = self.bind_norm(weights.norm(device))
-        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
-        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head))
-        self.sampling = ops.sampling(config.vocab_size)
-        self.rope = dict.fromkeys(config.layer_kinds, ops.computed(self.rope_table))
-
     @abstractmethod
-    def bind_layer(self, kind: LayerKind, tensors: LayerTensors) -> PreNormLayer:
-        """One layer on its kernels, bound in the order in which they run: see ``models/outline.py``."""
+    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> PreNormLayer: ...
 
     @abstractmethod
     def rope_table(self) -> RopeTable: ...
 
-    def bind_norm(self, weight: Tensor) -> Tensor:
-        return weight.to(self.ops.dtype)
+    def bind_norm(self, weight: Tensor) -> None:
+        self.norm = weight.to(self.ops.dtype)
 
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
-        """An empty KV cache with this many pages for each kind of layer."""
-        config = self.config
-        shapes = dict.fromkeys(LayerKind, (config.num_kv_heads, config.head_dim))
-        return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
+    def rope_tables(self) -> dict[LayerKind, RopeTable]:
+        return dict.fromkeys(self.config.layer_kinds, self.rope_table())
+
+    def head_shapes(self) -> dict[LayerKind, tuple[int, int]]:
+        return dict.fromkeys(LayerKind, (self.config.num_kv_heads, self.config.head_dim))
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Added]:
         return self.embed(token_ids), None

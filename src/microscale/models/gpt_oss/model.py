@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.weights import GptOssLayer
 from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
     """The whole model."""
 
-    def bind_layer(self, kind: LayerKind, tensors: GptOssLayer) -> PreNormLayer:
+    def bind_layer(self, layer_idx: int, tensors: GptOssLayer) -> PreNormLayer:
         config, ops = self.config, self.ops
+        kind = config.layer_kinds[layer_idx]
         attention = attention_spec(config, kind, ops, self.page_size, sinks=True)
         return PreNormLayer(
             kind=kind,
@@ -44,9 +44,9 @@ class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
             ranks=ops.ranks,
         )
 
-    def bind_norm(self, weight: Tensor) -> Tensor:
+    def bind_norm(self, weight: Tensor) -> None:
         """Norms keep the type that they have in the checkpoint."""
-        return weight
+        self.norm = weight
 
     def rope_table(self) -> RopeTable:
         return yarn_table(self.config.rope, self.config.head_dim, self.device)

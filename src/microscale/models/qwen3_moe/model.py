@@ -7,7 +7,6 @@ are no biases, no windows and no sinks.
 
 from __future__ import annotations
 
-from microscale.models.config import LayerKind
 from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.weights import Qwen3MoeLayer
@@ -20,8 +19,9 @@ GATE = Gate(GateKind.SILU, interleaved=False)
 class Qwen3Moe(PreNormModel[Qwen3MoeConfig, Qwen3MoeLayer]):
     """The whole model."""
 
-    def bind_layer(self, kind: LayerKind, tensors: Qwen3MoeLayer) -> PreNormLayer:
+    def bind_layer(self, layer_idx: int, tensors: Qwen3MoeLayer) -> PreNormLayer:
         config, ops = self.config, self.ops
+        kind = config.layer_kinds[layer_idx]
         dtype, epsilon = ops.dtype, config.rms_epsilon
         attention = attention_spec(config, kind, ops, self.page_size, sinks=False)
         return PreNormLayer(

@@ -1,10 +1,10 @@
 """``microscale bench load``: how fast a checkpoint becomes a model, beside the same files read raw.
 
 Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``DiskReads``,
-such as ``2 x 8 MiB``: ``in flight`` reads the files so, each thread into one place; ``buffers`` is the loader's reading,
-into its buffers and no further; ``tensors`` brings every tensor to the device and drops it. ``load`` is all of a load,
-packing included. Before each of them the files are dropped from the page cache. What is read is compared with the files
-first.
+such as ``2 x 8 MiB``: ``in flight`` reads the files like that, each thread into one place; ``buffers`` is the loader's
+reading, into its buffers and no further; ``tensors`` brings every tensor to the device and drops it. ``load`` is all of
+a load, packing included. Before each of them the files are dropped from the page cache. What is read is compared with
+the files first.
 """
 
 from __future__ import annotations
