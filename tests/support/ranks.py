@@ -16,7 +16,6 @@ from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared, prepare_team
-from microscale.engine.loading.team import Team
 from microscale.engine.ranks.__main__ import follow
 from microscale.engine.ranks.leader import RankTeam
 from microscale.engine.ranks.messages import RankLink
@@ -91,7 +90,7 @@ class Said:
 
 
 def run_engine(
-    model: AnyModel, run: Run, team: Team | None = None, head: DraftHead | None = None, *, read_drafts: bool = False
+    model: AnyModel, run: Run, team: RankTeam | None = None, head: DraftHead | None = None, *, read_drafts: bool = False
 ) -> tuple[list[Said], Engine]:
     """``read_drafts``: launch nothing before a step with drafts is read, as several ranks do."""
     limits = Limits(

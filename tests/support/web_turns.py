@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.engine.loading.description import describe
+from microscale.engine.loading.build import describe
 from microscale.engine.loading.memory import Workload, memory_for
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS

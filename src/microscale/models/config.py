@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
-from microscale.formats import BLOCK
 from microscale.models.json_object import JsonObject, read_json_object
-from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
+from microscale.parallel.sharding import Shard
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -98,65 +97,6 @@ class ModelConfig(Protocol):
 
     def shortened(self) -> Self:
         """The model with one layer of each sort: all its kernels, in the time of a few layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreNormConfig:
-    """The architecture of a model whose layers are like gpt-oss's and Qwen3-MoE's (``models/pre_norm.py``)."""
-
-    num_layers: int
-    hidden: int
-    intermediate: int
-    """Width of one expert after the gate; ``gate_up`` has twice as many rows."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_experts: int
-    top_k: int
-    vocab_size: int
-    layer_kinds: tuple[LayerKind, ...]
-    sliding_window: int = NO_SLIDING_LAYERS
-    """Number of positions that a sliding layer sees, including the token itself."""
-    rms_epsilon: float
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    tied: bool = False
-    """lm_head is the embedding table."""
-    shard: Shard = WHOLE
-    """The rank that this part of the model belongs to: heads and widths above are the rank's own."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
-        check_positive(self, "num_experts", "top_k", "vocab_size", "sliding_window", "rms_epsilon", "max_context")
-        if len(self.layer_kinds) != self.num_layers:
-            raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
-        check_blocks(self, BLOCK, "hidden", "intermediate")
-        check_top_k(self.top_k, self.num_experts)
-        check_end_tokens(self)
-
-    @property
-    def qkv_rows(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
-    def sharded(self, shard: Shard) -> Self:
-        """One rank's part: its heads, and its width of every expert."""
-        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
-        return replace(
-            self,
-            num_heads=len(heads.heads),
-            num_kv_heads=len(heads.kv_heads),
-            intermediate=split_width(self.intermediate, BLOCK, shard).size,
-            shard=shard,
-        )
-
-    def shortened(self) -> Self:
-        """The model with one layer of each kind: all kernels, in the time of two layers. With one kind it has two
-        layers: the first one reads the embedding, the other a sum."""
-        kinds = tuple(self.layer_kinds[place] for place in last_of_each(self.layer_kinds))
-        if len(kinds) == 1:
-            kinds *= min(2, self.num_layers)
-        return replace(self, num_layers=len(kinds), layer_kinds=kinds)
 
 
 def check_number(name: str, value: float) -> None:

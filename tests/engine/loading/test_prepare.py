@@ -16,10 +16,9 @@ from msgspec import structs
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import build, fit, prepare
-from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.description import describe
+from microscale.engine.loading.build import Queueing, build_engine, describe
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import workload_of
+from microscale.engine.loading.prepare import workload_of
 from microscale.engine.predictions import Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report

@@ -9,11 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
-from microscale.engine.limits import Limits
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import uses_nccl
-from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.prepare import prepare, uses_nccl
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.steps import MirroredPages, StepReader, gather_logits
@@ -97,13 +95,7 @@ class Follower:
                     raise BadMessage(f"Rank 0 sent {type(other).__name__} to a rank that has loaded.")
 
     def _assemble(self, message: wire.Assemble) -> None:
-        limits = Limits(
-            message.page_size,
-            message.window,
-            message.max_num_seqs,
-            message.max_num_batched_tokens,
-            message.max_model_len,
-        )
+        limits = message.limits
         pools = {LayerKind(kind): MirroredPages(count) for kind, count in message.pages.items()}
         self._runner = self._drafter = None  # free their pages before allocating new ones
         self._schedule = []

@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from microscale.engine.config import EngineConfig, Natural, Positive, Text, Token
+from microscale.engine.limits import Limits
 from microscale.engine.protocol.frames import FrameReader, frame
 from microscale.engine.protocol.messages import Id
 from microscale.errors import BadMessage
@@ -66,13 +67,9 @@ class RankLoad(RankMessage, frozen=True):
 
 
 class Assemble(RankMessage, frozen=True):
-    """``Limits``, the pages of each kind of layer, and the other arguments of ``ModelRunner``."""
+    """The pages of each kind of layer, and the other arguments of ``ModelRunner``."""
 
-    page_size: Positive
-    window: Positive
-    max_num_seqs: Positive
-    max_num_batched_tokens: Positive
-    max_model_len: Positive
+    limits: Limits
     pages: Annotated[dict[str, Natural], Meta(max_length=16)]
     enforce_eager: bool
     fill_up_prompts: bool | None

@@ -15,7 +15,6 @@ attached to the engine once (``DraftTarget``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +28,8 @@ from microscale.models.taps import Taps
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from microscale.engine.ranks.leader import RankTeam
 
 
 class Context(NamedTuple):
@@ -51,29 +52,6 @@ class LaunchedStep:
     """The part of its schedule that only the device knows."""
 
 
-class Others(Protocol):
-    """The other ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
-
-    def drafting(self, step: LaunchedStep, most: int) -> AbstractContextManager[None]:
-        """Inside, the heads of all ranks take in this step and draft."""
-
-    def preparing_drafts(self) -> AbstractContextManager[None]:
-        """Inside, all ranks prepare the head."""
-
-
-class OneRank:
-    """There are no other ranks."""
-
-    def drafting(self, step: LaunchedStep, most: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def preparing_drafts(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-ONE_RANK = OneRank()
-
-
 @dataclass(frozen=True)
 class DraftTarget:
     """What a drafter may read from its engine."""
@@ -82,7 +60,8 @@ class DraftTarget:
     limits: Limits
     taps: Taps | None
     enforce_eager: bool = False
-    others: Others = ONE_RANK
+    team: RankTeam | None = None
+    """All ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
     first_runs: Callable[[], int] = lambda: 0
     """The number of its steps so far that were the first of their kind or captured a graph."""
 

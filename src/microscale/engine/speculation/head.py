@@ -15,6 +15,7 @@ A page is complete again when a request that is complete so far begins it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ class HeadDrafter:
 
     def attach(self, target: DraftTarget) -> None:
         """Attach to an engine, before its first step."""
-        head, self._others = self._head, target.others
+        head, self._team = self._head, target.team
         self._pool, self._page_size = target.pools[FULL], target.limits.page_size
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
@@ -99,7 +100,7 @@ class HeadDrafter:
         """Capture what the first steps need: a few sequences with drafts of full length."""
         if not self._graphs.enabled:
             return
-        with self._others.preparing_drafts():
+        with nullcontext() if self._team is None else self._team.preparing_drafts():
             for sequences in (FIRST_SEQUENCES[0], *FIRST_SEQUENCES):  # the first one runs as it is
                 self._run_padding(sequences)
 
@@ -148,7 +149,7 @@ class HeadDrafter:
         if not any(self.follows(work.request) for work in step.schedule):
             self._guesses = _Guesses()
             return
-        with self._others.drafting(step, most):
+        with nullcontext() if self._team is None else self._team.drafting(step, most):
             self.take_in(step, most)
 
     def take_in(self, step: LaunchedStep, most: int) -> None:

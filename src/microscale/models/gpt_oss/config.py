@@ -19,7 +19,6 @@ from microscale.errors import Unsupported
 from microscale.models.config import (
     KEYS,
     LayerKind,
-    PreNormConfig,
     apply_overrides,
     build,
     check_positive,
@@ -32,6 +31,7 @@ from microscale.models.config import (
     write_fields,
 )
 from microscale.models.json_object import JsonObject
+from microscale.models.pre_norm import PreNormConfig
 from microscale.models.rope import YarnRope, find_rope, read_yarn, rope_keys, to_json
 
 

@@ -19,7 +19,6 @@ from microscale.formats import FORMATS
 from microscale.models.config import (
     KEYS,
     LayerKind,
-    PreNormConfig,
     apply_overrides,
     build,
     read_config_file,
@@ -30,6 +29,7 @@ from microscale.models.config import (
     write_fields,
 )
 from microscale.models.json_object import JsonObject
+from microscale.models.pre_norm import PreNormConfig
 from microscale.models.rope import PlainRope, Rope, YarnRope, find_rope, read_plain, read_yarn, rope_keys, to_json
 
 EXPERT_FORMATS = ("bf16", *FORMATS)
