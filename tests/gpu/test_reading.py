@@ -16,10 +16,10 @@ from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.hardware import GIB
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.families import write_random_checkpoint
 from microscale.models.reading.chunks import READS, SMALL, DiskReads
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale_lab.model_bench import load as bench_load
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -25,7 +25,7 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
-from microscale.models.families import open_weights, write_random_checkpoint
+from microscale.models.families import open_weights
 from microscale.models.reading import nan_check, read_ahead
 from microscale.models.reading.chunks import READS, SMALL, DiskReads, ReadChunk, block_begin, block_end, cut
 from microscale.models.reading.file import BLOCK, FileChanged, ReadMethod, Stamp, WeightFile
@@ -34,6 +34,7 @@ from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from microscale.models.reading.targets import Buffer, Buffers, HostTargets, Landing
 from microscale.models.safetensors_header import TensorEntry
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 from support.cold_files import settle
 from support.family_cases import CASES, ONE_OF_EACH
 

@@ -12,7 +12,6 @@ from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, DraftTarget, LaunchedStep
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.models import embedded
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, HeadReads, LayerShape
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
@@ -22,6 +21,7 @@ from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import AnyModel
 from microscale.models.rope import PlainRope
 from microscale.models.taps import Taps
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.demo_prompts import demo_model
 
 
@@ -107,7 +107,7 @@ class Anew:
     def guesses(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
         head, size = self._head, self._model.page_size
         pages = dict.fromkeys(LayerKind, range(-(-(len(tokens) + count + 1) // size)))
-        batch = build_batch([Chunk(tokens[1:], 0, pages, 1)], size, self._model.device)
+        batch = build_batch([SequenceChunk(tokens[1:], 0, pages, 1)], size, self._model.device)
         kv = head.new_cache(len(pages[LayerKind.FULL]))
         return tuple(head.draft(Verified(batch, self._tapped(tuple(tokens[:-1]))), kv, count)[0].tolist())
 
@@ -119,6 +119,6 @@ class Anew:
         pages = dict.fromkeys(LayerKind, range(-(-rows // model.page_size)))
         taps = Taps.empty(self._head.config.reads.taps, rows, model.config.hidden, model.ops.dtype, model.device)
         cache = model.new_cache(dict.fromkeys(LayerKind, len(pages[LayerKind.FULL])))
-        model.forward(build_batch([Chunk(tokens, 0, pages, 0)], model.page_size, model.device), cache, taps)
+        model.forward(build_batch([SequenceChunk(tokens, 0, pages, 0)], model.page_size, model.device), cache, taps)
         self._known.append((tokens, taps.rows))
         return taps.rows

@@ -23,7 +23,6 @@ from microscale.models.gpt_oss.model import GptOss
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
-from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
 from microscale.models.tensor_table import TensorTable
 from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
 from microscale.parallel.sharding import WHOLE, Shard
@@ -63,8 +62,6 @@ class ModelFamily(Generic[Config, Layer]):
     """One rank's part of a checkpoint, which is checked against its own config in full."""
     build: Callable[[Weights[Config, Layer], Ops, torch.device, int, Callable[[], None]], AnyModel]
     """The model of these weights, on a device, with pages of this size. Calls back after each layer."""
-    published: Callable[[Config], PublishedCheckpoint] | None = None
-    """The checkpoint of this shape as it is published, where random ones can be written."""
 
 
 GPT_OSS = ModelFamily(
@@ -76,7 +73,6 @@ GPT_OSS = ModelFamily(
     table=gpt_oss_weights.tensor_table,
     open=gpt_oss_weights.open_gpt_oss,
     build=GptOss,
-    published=gpt_oss_weights.published,
 )
 GEMMA4 = ModelFamily(
     model_types=gemma4_file.MODEL_TYPES,
@@ -178,17 +174,6 @@ def shape_weights(config: ModelConfig, tensors: TensorMaker) -> ModelWeights:
     return DummyWeights(config, _family_of(config).table(config), tensors)
 
 
-def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object]) -> int:
-    """Write random weights of a preset's shapes to ``folder``, as its family is published; returns their bytes."""
-    if name not in PRESETS:
-        raise BadSetting(f"{name!r} is not a preset; presets are {', '.join(PRESETS)}.")
-    config = preset(name, overrides)
-    published = _family_of(config).published
-    if published is None:
-        raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
-    return write_random(published(config), folder)
-
-
 __all__ = [
     "FAMILIES",
     "PRESETS",
@@ -202,5 +187,4 @@ __all__ = [
     "preset",
     "read_model_config",
     "shape_weights",
-    "write_random_checkpoint",
 ]

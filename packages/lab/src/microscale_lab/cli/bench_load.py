@@ -46,8 +46,8 @@ def bench_load(
 
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
-    from microscale.models.families import write_random_checkpoint
     from microscale_lab.model_bench import load as bench_loading
+    from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
     env = settings.load()
     ways = [parse_reads(text) for text in reads or ()]
