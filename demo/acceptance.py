@@ -24,7 +24,6 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
@@ -32,6 +31,7 @@ from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.batches import SequenceChunk, build_batch
 from microscale_lab.quality.encoded import encode
 from microscale_lab.quality.measure import MAX_TOKENS, complete
 
@@ -64,12 +64,12 @@ def replay(model: AnyModel, head: DraftHead, prompt: list[int], answer: list[int
     size, device = model.page_size, model.device
     pages = dict.fromkeys(LayerKind, range(-(-(len(tokens) + guesses) // size)))
     taps = Taps.empty(head.config.reads.taps, len(tokens), model.config.hidden, model.ops.dtype, device)
-    whole = build_batch([Chunk(tokens, 0, pages, 0)], size, device)
+    whole = build_batch([SequenceChunk(tokens, 0, pages, 0)], size, device)
     model.forward(whole, model.new_cache(dict.fromkeys(LayerKind, len(pages[LayerKind.FULL]))), taps)
     kv = head.new_cache(len(pages[LayerKind.FULL]))
     first, end = 0, len(prompt)
     while end + guesses < len(tokens):
-        rows = Chunk(tokens[first + 1 : end + 1], first, pages, 1)
+        rows = SequenceChunk(tokens[first + 1 : end + 1], first, pages, 1)
         verified = Verified(build_batch([rows], size, device), taps.rows[first:end])
         drafts = head.draft(verified, kv, guesses)[0].tolist()
         right = [mine == theirs for mine, theirs in zip(drafts, tokens[end + 1 :], strict=False)]

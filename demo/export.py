@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from demo.model import Layer, Model
 from microscale.formats import MXFP4, BlockScaled, decode, encode
-from microscale.models.gpt_oss.config_file import to_hugging_face
+from microscale.models.gpt_oss.config import to_hugging_face
 
 NUM_SHARDS = 2
 """Two files of 11 MB: each is small enough to be kept anywhere."""

@@ -25,9 +25,8 @@ from demo.model import Model, Options
 from demo.optimizer import Optimizer, Rates
 from demo.shards import ROW, ROWS_PER_SHARD, Recipe
 from demo.train import DECAY, MAX_NORM, STATE, Schedule
-from microscale.models.draft_heads.config import Eagle3Config, LayerShape, Reads
-from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import read_config
+from microscale.models.draft_heads.config import Eagle3Config, HeadReads, LayerShape
+from microscale.models.gpt_oss.config import GptOssConfig, read_config
 from microscale.models.rope import PlainRope
 
 LATER = 0.8
@@ -54,7 +53,7 @@ def shape_for(target: GptOssConfig, asked: argparse.Namespace) -> Eagle3Config:
     )
     return Eagle3Config(
         layer=layer,
-        reads=Reads(tuple(asked.taps), target.hidden, target.vocab_size),
+        reads=HeadReads(tuple(asked.taps), target.hidden, target.vocab_size),
         draft_vocab_size=asked.draft_vocab,
         maps_vocabulary=True,
         norm_before_fc=False,

@@ -16,12 +16,12 @@ from demo.model import Model
 from demo.shape import SHAPE, TINY
 from demo.train_head import HeadTrainer, arguments, shape_for
 from microscale.engine.config import EngineConfig
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.layer import Steps
 from microscale.models.families import AnyModel
+from microscale_lab.batches import SequenceChunk, build_batch
 from microscale_lab.quality.tasks import DEMO_FOLDER
 from support.loading import load_model
 
@@ -72,7 +72,7 @@ def chained(head: Eagle3, lesson: Lesson, row: int, origin: int) -> list[Tensor]
     """The logits of the engine's head: the rows up to an origin, then its guesses, each after the document's token."""
     tokens = lesson.tokens[row].tolist()
     kv = head.new_cache(16)
-    rows = Chunk(tokens[1 : origin + 2], 0, dict.fromkeys(LayerKind, range(16)), 1)
+    rows = SequenceChunk(tokens[1 : origin + 2], 0, dict.fromkeys(LayerKind, range(16)), 1)
     verified = Verified(build_batch([rows], head.page_size, head.device), lesson.tapped[row, : origin + 1])
     logits, hidden = head.forward(verified.batch, kv, head.combine(verified.tapped))
     found = [logits.values[0]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.reading import Choice
+from microscale.engine.reading import NextToken
 from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -26,7 +26,7 @@ def new_sampler(vocab: int = 4) -> Sampler:
     return Sampler(sampling_on_cpu(vocab), vocab, CPU, eos_token_ids=(EOS,))
 
 
-def choose(logits: Tensor = LOGITS, prompt: tuple[int, ...] = (), **params: Any) -> Choice:
+def choose(logits: Tensor = LOGITS, prompt: tuple[int, ...] = (), **params: Any) -> NextToken:
     sampler = new_sampler(len(logits))
     return sampler.sample(logits[None], [sampler.add(SamplingParams(**params), prompt)])[0]
 

@@ -22,10 +22,10 @@ from microscale.engine.runner import ModelRunner
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_inputs import StepInputs
 from microscale.engine.work import Work
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import Step
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.forward import poison
 from support.loading import load_model
 from support.paper_graphs import enable, on_paper
@@ -260,7 +260,7 @@ def plain_logits(model: AnyModel, runner: ModelRunner, pools: Pools, schedule: S
     chunks = []
     for work in schedule:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in pools.items()}
-        chunks.append(Chunk(work.tokens, work.first, pages, work.num_logits))
+        chunks.append(SequenceChunk(work.tokens, work.first, pages, work.num_logits))
     return model.forward(build_batch(chunks, PAGE, CPU), runner._kv).values
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
-from microscale.models.batch import Chunk, ForwardBatch, build_batch
+from microscale.models.batch import ForwardBatch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import PRESETS, DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash
@@ -24,6 +24,7 @@ from microscale.models.dummy_weights import RandomTensors
 from microscale.models.taps import Taps
 from microscale.planning.ops import Activations, DenseWeights, Ops, Preference
 from microscale.planning.precision import make_precision
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.families import load_gpt_oss
 from support.model_noise import model_noise
 
@@ -50,7 +51,9 @@ def rows(lengths: list[int], first: int = 0) -> tuple[ForwardBatch, Tensor]:
     chunks = []
     for i, length in enumerate(lengths):
         tokens = torch.randint(0, 200_000, (length,), generator=draws).tolist()
-        chunks.append(Chunk(tokens, first, dict.fromkeys(LayerKind, range(i, PAGES * len(lengths), len(lengths))), 1))
+        chunks.append(
+            SequenceChunk(tokens, first, dict.fromkeys(LayerKind, range(i, PAGES * len(lengths), len(lengths))), 1)
+        )
     tapped = torch.randn(sum(lengths), PRESETS[NAME].reads.width, generator=draws)
     return build_batch(chunks, PAGE_SIZE, CUDA), tapped.to(CUDA, torch.bfloat16)
 
@@ -145,7 +148,7 @@ def test_taps_change_no_bit_of_the_logits(num_logits: int | None) -> None:
     options = EngineConfig("gpt-oss-20b", load_format="dummy", device="cuda", dtype="bfloat16", hf_overrides=SHAPE)
     model = load_gpt_oss(options)
     chunks = [
-        Chunk(list(range(1, n + 1)), 0, {key: list(range(i, 60, 3)) for key in LayerKind}, num_logits or n)
+        SequenceChunk(list(range(1, n + 1)), 0, {key: list(range(i, 60, 3)) for key in LayerKind}, num_logits or n)
         for i, n in enumerate((200, 3, 17))
     ]
     batch = build_batch(chunks, model.page_size, CUDA)

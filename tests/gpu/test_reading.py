@@ -16,10 +16,10 @@ from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.hardware import GIB
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.families import write_random_checkpoint
-from microscale.models.reading.chunks import READS, SMALL, Reads
+from microscale.models.reading.chunks import READS, SMALL, DiskReads
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale_lab.model_bench import load as bench_load
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -47,9 +47,9 @@ def write(folder: Path, pad: int) -> Checkpoint:
 
 @pytest.mark.parametrize("pad", [0, 3])
 @pytest.mark.parametrize("ahead", [1, 1 << 30])
-@pytest.mark.parametrize("reads", [READS["cuda"], Reads(8, SMALL)], ids=str)
+@pytest.mark.parametrize("reads", [READS["cuda"], DiskReads(8, SMALL)], ids=str)
 def test_every_byte_arrives_while_the_memory_before_is_in_use(
-    pad: int, ahead: int, reads: Reads, tmp_path: Path
+    pad: int, ahead: int, reads: DiskReads, tmp_path: Path
 ) -> None:
     """Each tensor is read late by a queue that is kept busy, and its memory is given back at once: a copy that did not
     wait for the queue would overwrite it."""

@@ -14,10 +14,11 @@ import torch
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
-from microscale.models.families import AnyModel, write_random_checkpoint
+from microscale.models.families import AnyModel
 from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.ops import RankSums
 from microscale.planning.ranks import ALONE
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.thread_ranks import ThreadRank, run_ranks
 

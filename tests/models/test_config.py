@@ -22,10 +22,9 @@ from microscale.models.config import LayerKind
 from microscale.models.families import FAMILIES, PRESETS, build_model, open_weights, preset, read_model_config
 from microscale.models.gemma4.config import Gemma4Config, LayerFormats
 from microscale.models.gemma4.config_file import to_text_config
-from microscale.models.gpt_oss.config import GptOssConfig, alternating
-from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
+from microscale.models.gpt_oss.config import CheckpointLayout, GptOssConfig, alternating, read_config, to_hugging_face
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
-from microscale.models.qwen3_moe.config_file import to_hugging_face as qwen3_moe_json
+from microscale.models.qwen3_moe.config import to_hugging_face as qwen3_moe_json
 from microscale.models.rope import YarnRope
 from microscale.planning.ops import Ops, Preference
 from support import tiny_gemma4, tiny_qwen3_moe
@@ -356,7 +355,7 @@ def test_missing_rope_key(key: str, tmp_path: Path) -> None:
             Unsupported,
             "'hidden_size_per_layer_input' 256 is not supported",
         ),
-        (changed("gemma4", num_kv_shared_layers=2), Unsupported, "'num_kv_shared_layers' is not supported"),
+        (changed("gemma4", num_kv_shared_layers=2), Unsupported, "'num_kv_shared_layers' 2 is not supported"),
         (changed("gemma4", attention_bias=True), Unsupported, "'attention_bias' true"),
         (changed("gemma4", hidden_activation="silu"), Unsupported, "'hidden_activation' 'silu'"),
         (changed("gemma4", use_bidirectional_attention="all"), Unsupported, "'use_bidirectional_attention'"),
@@ -396,8 +395,12 @@ def test_missing_rope_key(key: str, tmp_path: Path) -> None:
             Unsupported,
             "'layer_types' with sliding_attention",
         ),
-        (changed("qwen3_moe", mlp_only_layers=[0]), Unsupported, "'mlp_only_layers' is not supported"),
-        (changed("qwen3_moe", decoder_sparse_step=2), Unsupported, "'decoder_sparse_step' must be 1"),
+        (changed("qwen3_moe", mlp_only_layers=[0]), Unsupported, "'mlp_only_layers' [0] is not supported"),
+        (
+            changed("qwen3_moe", decoder_sparse_step=2),
+            Unsupported,
+            "'decoder_sparse_step' 2 is not supported; supported is 1.",
+        ),
         (
             changed("qwen3_moe", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
             Unsupported,

@@ -15,7 +15,7 @@ from torch import Tensor
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.formats import block_format, decode, encode
-from microscale.models.batch import Chunk, KvCache, build_batch
+from microscale.models.batch import KvCache
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
@@ -25,6 +25,7 @@ from microscale.models.draft_heads.heads import bind_head, ops_for_head
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
 from microscale.planning.ops import Activations, Embedding, Ops, Preference
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.forward import poison
 from support.loading import load_model
 from support.tiny_checkpoints import write_hf
@@ -66,7 +67,7 @@ def sequences() -> list[list[int]]:
 def tapped_of(model: AnyModel, tokens: list[int], places: tuple[int, ...]) -> Tensor:
     """The target's taps of a whole sequence."""
     pages = list(range(-(-len(tokens) // model.page_size)))
-    chunk = Chunk(tokens, 0, dict.fromkeys(LayerKind, pages), 0)
+    chunk = SequenceChunk(tokens, 0, dict.fromkeys(LayerKind, pages), 0)
     taps = Taps.empty(places, len(tokens), TARGET.hidden, torch.float32, CPU)
     kv = model.new_cache(dict.fromkeys(LayerKind, len(pages)))
     model.forward(build_batch([chunk], model.page_size, CPU), kv, taps)
@@ -117,7 +118,7 @@ class Case:
         chunks, tapped = [], []
         for i, (first, end) in enumerate(spans):
             tokens = sequences()[i][first + 1 : end + 1 + rejected]
-            chunks.append(Chunk(tokens, first, dict.fromkeys(LayerKind, self.pages[i]), 1 if drafts else 0))
+            chunks.append(SequenceChunk(tokens, first, dict.fromkeys(LayerKind, self.pages[i]), 1 if drafts else 0))
             tapped.append(self.tapped[i][first : end + rejected])
         batch = build_batch(chunks, self.head.page_size, CPU)
         if rejected:
@@ -232,7 +233,7 @@ def rows_of(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert isinstance(head, Eagle3)
     assert isinstance(plain, PlainEagle3)
     tokens, tapped = sequences()[2][1 : rows + 1], case.tapped[2][:rows]
-    chunk = Chunk(tokens, 0, dict.fromkeys(LayerKind, case.pages[2]), rows)
+    chunk = SequenceChunk(tokens, 0, dict.fromkeys(LayerKind, case.pages[2]), rows)
     logits, states = head.forward(build_batch([chunk], 16, CPU), case.kv, head.combine(tapped))
     return logits.values, states, *plain.rows(torch.tensor(tokens), plain.combine(tapped))
 
@@ -254,7 +255,7 @@ def test_logits_of_a_block_are_those_of_plain_torch(target: Target, tmp_path: Pa
     assert isinstance(head, DFlash)
     assert isinstance(plain, PlainDFlash)
     tokens, tapped = sequences()[2][1 : rows + 1], case.tapped[2][:rows]
-    chunk = Chunk(tokens, 0, dict.fromkeys(LayerKind, case.pages[2]), 1)
+    chunk = SequenceChunk(tokens, 0, dict.fromkeys(LayerKind, case.pages[2]), 1)
     logits = head.forward(Verified(build_batch([chunk], 16, CPU), tapped), case.kv, DRAFTS)
     assert logits is not None
     assert away(logits.values, plain.guess(tokens, tapped, DRAFTS)[1]) <= 2e-5

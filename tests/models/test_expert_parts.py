@@ -17,13 +17,13 @@ from torch import Tensor
 from microscale.engine.config import EngineConfig
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.recorded import Step, bind_shapes
 from microscale.models.taps import Taps
 from microscale.planning.ops import Activations, Ops, Preference, recording
 from microscale.planning.ranks import NoSums
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.forced_routing import replaced
 from support.forward import poison
 from support.loading import load_model
@@ -89,7 +89,7 @@ def run(model: AnyModel, most: int, rows: int | None, ranks: object = None) -> t
             for i, size in enumerate(sizes):
                 tokens, pages = list(range(5 * size + i, 6 * size + i)), [4 * i, 4 * i + 1]
                 wanted = size if rows is None else min(rows, size)
-                chunks.append(Chunk(tokens, begin, dict.fromkeys(LayerKind, pages), wanted))
+                chunks.append(SequenceChunk(tokens, begin, dict.fromkeys(LayerKind, pages), wanted))
             batch = build_batch(chunks, model.page_size, model.device)
             taps = Taps.empty((0, 1, 2, 3), sum(sizes), model.config.hidden, model.ops.dtype, model.device)
             taps.rows.fill_(torch.nan)

@@ -25,15 +25,16 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
-from microscale.models.families import open_weights, write_random_checkpoint
+from microscale.models.families import open_weights
 from microscale.models.reading import nan_check, read_ahead
-from microscale.models.reading.chunks import READS, SMALL, Chunk, Reads, block_begin, block_end, cut
-from microscale.models.reading.file import BLOCK, FileChanged, Stamp, Way, WeightFile
+from microscale.models.reading.chunks import READS, SMALL, DiskReads, ReadChunk, block_begin, block_end, cut
+from microscale.models.reading.file import BLOCK, FileChanged, ReadMethod, Stamp, WeightFile
 from microscale.models.reading.nan_check import NanCheck
 from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from microscale.models.reading.targets import Buffer, Buffers, HostTargets, Landing
 from microscale.models.safetensors_header import TensorEntry
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 from support.cold_files import settle
 from support.family_cases import CASES, ONE_OF_EACH
 
@@ -88,7 +89,7 @@ def test_every_byte_wherever_a_tensor_lies(
     pad: int, dtype: str, num_bytes: int, make: Callable[[], HostTargets], tmp_path: Path
 ) -> None:
     entries = list(write(tmp_path, pad=pad, dtype=dtype).entries.values())
-    with ReadAhead(entries, CPU, reads=Reads(3, num_bytes), targets=make()) as ahead:
+    with ReadAhead(entries, CPU, reads=DiskReads(3, num_bytes), targets=make()) as ahead:
         found = {entry.name: ahead.take(entry.name) for entry in entries}
     for entry in entries:
         assert found[entry.name].shape == entry.shape
@@ -98,7 +99,7 @@ def test_every_byte_wherever_a_tensor_lies(
 def test_any_order_and_a_window_smaller_than_a_tensor(tmp_path: Path) -> None:
     entries = list(write(tmp_path).entries.values())
     for order in (entries, entries[::-1], entries[::2] + entries[1::2]):
-        with ReadAhead(entries, CPU, reads=Reads(2, CHUNK), ahead=1) as ahead:
+        with ReadAhead(entries, CPU, reads=DiskReads(2, CHUNK), ahead=1) as ahead:
             for entry in order:
                 assert as_bytes(ahead.take(entry.name)) == raw(entry)
         assert ahead.taken == ahead.total == sum(entry.num_bytes for entry in entries)
@@ -167,7 +168,7 @@ def test_the_blocks_around_a_chunk_fit_a_buffer(
 
 def test_no_more_than_the_window_is_read_ahead(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(SMALL,) * 20).entries.values())
-    with ReadAhead(entries, CPU, reads=Reads(4, CHUNK), ahead=3 * SMALL) as ahead:
+    with ReadAhead(entries, CPU, reads=DiskReads(4, CHUNK), ahead=3 * SMALL) as ahead:
         for entry in entries:
             time.sleep(0.01)  # long enough to read everything
             with ahead._arrived:
@@ -236,8 +237,8 @@ def test_a_disk_has_no_more_reads_at_a_time_than_it_is_given(
 ) -> None:
     entries = list(write(tmp_path, sizes=(SMALL,) * 24).entries.values())
     reading = Reading(monkeypatch)
-    with ReadAhead(entries, CPU, reads=Reads(in_flight, SMALL)) as ahead:
-        if set(ahead.ways.values()) != {Way.DIRECT}:
+    with ReadAhead(entries, CPU, reads=DiskReads(in_flight, SMALL)) as ahead:
+        if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
             pytest.skip("this file system refuses direct reads")
         for entry in entries:
             ahead.take(entry.name)
@@ -251,8 +252,8 @@ def test_when_the_window_has_room_again_all_reads_begin_at_once(
 ) -> None:
     entries = list(write(tmp_path, sizes=(4 * SMALL, 4 * SMALL)).entries.values())
     reading = Reading(monkeypatch)
-    with ReadAhead(entries, CPU, reads=Reads(4, SMALL), ahead=4 * SMALL) as ahead:
-        if set(ahead.ways.values()) != {Way.DIRECT}:
+    with ReadAhead(entries, CPU, reads=DiskReads(4, SMALL), ahead=4 * SMALL) as ahead:
+        if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
             pytest.skip("this file system refuses direct reads")
         with ahead._arrived:
             assert ahead._arrived.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
@@ -269,8 +270,8 @@ def test_what_is_in_the_page_cache_is_read_by_all_threads(tmp_path: Path, monkey
         file.read()
         os.posix_fadvise(file.fileno(), block_end(entries[24].file_begin), 0, os.POSIX_FADV_DONTNEED)
     reading = Reading(monkeypatch)
-    with ReadAhead(entries, CPU, reads=Reads(1, SMALL)) as ahead:
-        if set(ahead.ways.values()) != {Way.DIRECT}:
+    with ReadAhead(entries, CPU, reads=DiskReads(1, SMALL)) as ahead:
+        if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
             pytest.skip("this file system refuses direct reads")
         for entry in entries[:24]:
             assert as_bytes(ahead.take(entry.name)) == raw(entry)
@@ -286,7 +287,7 @@ class Late(ThroughBuffers):
         self.may_end = threading.Event()
         self._first = True
 
-    def copy(self, chunk: Chunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+    def copy(self, chunk: ReadChunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         first, self._first = self._first, False
         if first:
             assert self.may_end.wait(30)
@@ -296,7 +297,7 @@ class Late(ThroughBuffers):
 def test_the_disk_is_read_on_while_a_copy_takes_long(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(SMALL,) * 20).entries.values())
     targets = Late()
-    with ReadAhead(entries, CPU, reads=Reads(1, SMALL), targets=targets) as ahead:
+    with ReadAhead(entries, CPU, reads=DiskReads(1, SMALL), targets=targets) as ahead:
         for entry in entries[2:]:  # the header shifts each by some bytes: the first chunk has a part of two of them
             assert as_bytes(ahead.take(entry.name)) == raw(entry)
         targets.may_end.set()
@@ -353,7 +354,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_cold_file_is_read_past_the_page_cache(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(4 * CHUNK, 100)).entries.values())
     with ReadAhead(entries, CPU) as ahead:
-        if set(ahead.ways.values()) != {Way.DIRECT}:
+        if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
             pytest.skip("this file system refuses direct reads")
         for entry in entries:
             ahead.take(entry.name)
@@ -367,7 +368,7 @@ def test_a_file_in_the_page_cache_is_read_from_there(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, sizes=(CHUNK,))
     (tmp_path / "model.safetensors").read_bytes()
     with ReadAhead(list(checkpoint.entries.values()), CPU) as ahead:
-        assert set(ahead.ways.values()) == {Way.CACHED}
+        assert set(ahead.ways.values()) == {ReadMethod.CACHED}
         assert as_bytes(ahead.take("t00")) == raw(checkpoint.entries["t00"])
 
 
@@ -375,7 +376,7 @@ def test_plain_reads_leave_nothing_in_the_page_cache(tmp_path: Path) -> None:
     entry = write(tmp_path, sizes=(4 * CHUNK,)).entries["t00"]
     memory = mmap.mmap(-1, 5 * CHUNK)
     with WeightFile(entry.file, entry.stamp, direct=False) as file:
-        assert file.way is Way.PLAIN
+        assert file.way is ReadMethod.PLAIN
         file.read_into(memoryview(memory), 0, entry.stamp.size)
     assert memory[: entry.stamp.size] == entry.file.read_bytes()
     settle(entry.file)
@@ -393,10 +394,10 @@ def test_where_a_direct_read_is_refused_a_plain_one_follows_and_it_is_said_once(
     for _ in range(2):
         settle(entry.file)
         with WeightFile(entry.file, entry.stamp) as file:
-            if file.way is not Way.DIRECT:
+            if file.way is not ReadMethod.DIRECT:
                 pytest.skip("this file system refuses direct reads")
             file.read_into(memory, 0, entry.stamp.size)
-            assert str(file.way) == Way.PLAIN
+            assert str(file.way) == ReadMethod.PLAIN
     assert bytes(memory[: entry.stamp.size]) == entry.file.read_bytes()
     said = [record.getMessage() for record in warnings.records]
     assert len(said) == 1
@@ -419,7 +420,7 @@ def ramfs(tmp_path: Path) -> Iterator[Path]:
 def test_a_file_system_without_direct_reads(ramfs: Path) -> None:
     entries = list(write(ramfs, sizes=SIZES).entries.values())
     with ReadAhead(entries, CPU) as ahead:
-        assert Way.DIRECT not in ahead.ways.values()
+        assert ReadMethod.DIRECT not in ahead.ways.values()
         for entry in entries:
             assert as_bytes(ahead.take(entry.name)) == raw(entry)
 
@@ -430,7 +431,7 @@ def test_a_file_system_without_direct_reads(ramfs: Path) -> None:
 def stopped_after_the_first(checkpoint: Checkpoint) -> ReadAhead:
     """One tensor is there, the others are not begun: the window has room for nothing else."""
     entries = list(checkpoint.entries.values())
-    ahead = ReadAhead(entries, CPU, reads=Reads(1, CHUNK), ahead=1)
+    ahead = ReadAhead(entries, CPU, reads=DiskReads(1, CHUNK), ahead=1)
     ahead.__enter__()
     with ahead._arrived:
         assert ahead._arrived.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
@@ -501,7 +502,7 @@ def test_an_error_ends_every_thread_and_is_told_to_each_who_asks(tmp_path: Path)
     entries = list(write(tmp_path, sizes=(CHUNK,) * 4).entries.values())
     os.truncate(entries[0].file, 2 * CHUNK)
     broken = [replace(entry, stamp=Stamp.of(entry.file.stat())) for entry in entries]
-    with ReadAhead(broken, CPU, reads=Reads(4, CHUNK)) as ahead:
+    with ReadAhead(broken, CPU, reads=DiskReads(4, CHUNK)) as ahead:
         for name in ("t03", "t02"):
             with pytest.raises(BadCheckpoint, match="was cut off while it was read"):
                 ahead.take(name)
@@ -512,7 +513,7 @@ def test_leaving_early_ends_every_thread(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(CHUNK,) * 4).entries.values())
     before = threading.active_count()
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(KeyboardInterrupt), ReadAhead(entries, CPU, reads=Reads(4, CHUNK), ahead=1):
+    with pytest.raises(KeyboardInterrupt), ReadAhead(entries, CPU, reads=DiskReads(4, CHUNK), ahead=1):
         raise KeyboardInterrupt
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.reading import file as weight_file
-from microscale.models.reading.chunks import Reads
-from microscale.models.reading.file import Stamp, Way, WeightFile
+from microscale.models.reading.chunks import DiskReads
+from microscale.models.reading.file import ReadMethod, Stamp, WeightFile
 from microscale.models.reading.page_cache import PAGE, resident_bytes, resident_pages
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from support.cold_files import write_tensors
@@ -47,7 +47,7 @@ def test_every_byte_and_the_page_cache_does_not_grow(tmp_path: Path) -> None:
     entries = list(Checkpoint(tmp_path).entries.values())
     before = in_cache(path)
     with ReadAhead(entries, torch.device("cpu")) as ahead:
-        if set(ahead.ways.values()) != {Way.DIRECT}:
+        if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
             pytest.skip("this file system refuses direct reads")
         found = {entry.name: bytes(ahead.take(entry.name).numpy()) for entry in entries}
     assert in_cache(path) < before + CHUNK // 4
@@ -66,7 +66,7 @@ def test_resident_ranges_are_read_plainly(tmp_path: Path, monkeypatch: pytest.Mo
         return preadv(fd, buffers, offset)
 
     with WeightFile(path, Stamp.of(path.stat())) as opened, WeightFile.cold(path) as cold:
-        if opened.way is not Way.DIRECT:
+        if opened.way is not ReadMethod.DIRECT:
             pytest.skip("this file system refuses direct reads")
         monkeypatch.setattr(os, "preadv", noted)
         memory = torch.empty(CHUNK + PAGE, dtype=torch.uint8).numpy().data
@@ -113,8 +113,8 @@ def test_what_is_there_is_read_by_all_readers_and_never_from_the_disk(
         return found
 
     entries = list(checkpoint.entries.values())
-    ahead = ReadAhead(entries, torch.device("cpu"), reads=Reads(2, read))
-    if set(ahead.ways.values()) != {Way.DIRECT}:
+    ahead = ReadAhead(entries, torch.device("cpu"), reads=DiskReads(2, read))
+    if set(ahead.ways.values()) != {ReadMethod.DIRECT}:
         pytest.skip("this file system refuses direct reads")
     monkeypatch.setattr(os, "preadv", noted)
     with ahead:

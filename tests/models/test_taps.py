@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.family_cases import CASES, ONE_OF_EACH, random_prompts
 from support.forward import poison
 from support.loading import load_model
@@ -56,7 +56,7 @@ def run(
         for i in live:
             tokens = prompts[i][start : start + chunk]
             count = len(tokens) if num_logits is None else min(num_logits, len(tokens))
-            chunks.append(Chunk(tokens, start, dict.fromkeys(LayerKind, pages[i]), count))
+            chunks.append(SequenceChunk(tokens, start, dict.fromkeys(LayerKind, pages[i]), count))
         batch = build_batch(chunks, PAGE_SIZE, model.device)
         sizes = [len(c.token_ids) for c in chunks]
         taps = None

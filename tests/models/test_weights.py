@@ -494,7 +494,7 @@ def test_loading_holds_the_quantised_weights_and_one_layer(
 ) -> None:
     """Experts are quantised layer by layer: all of them in BF16 never exist at once."""
     monkeypatch.setattr(quantise, "CHUNK", 1 << 10)
-    config = replace(QWEN3_MOE, num_layers=8, num_experts=8)
+    config = replace(QWEN3_MOE, num_layers=8, layer_kinds=QWEN3_MOE.layer_kinds[:1] * 8, num_experts=8)
     tensors = tiny_qwen3_moe.random_qwen3_moe(config)
     weights = open_weights(str(tiny_qwen3_moe.write_qwen3_moe(tmp_path, config, tensors)))
     precision = make_precision(layer_formats=(f"experts={fmt}",))

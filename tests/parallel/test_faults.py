@@ -22,7 +22,7 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare_team
 from microscale.engine.ranks.__main__ import follow
 from microscale.engine.ranks.leader import RankTeam
-from microscale.engine.ranks.messages import Assembled, Join, Link, Loaded, Prepared, decode_for_leader
+from microscale.engine.ranks.messages import Assembled, Join, Loaded, RankLink, RankPrepared, decode_for_leader
 from microscale.engine.ranks.processes import Peer, spawn
 from microscale.engine.ranks.watch import Patience, Watch
 from microscale.errors import BadCheckpoint, MicroscaleError, RankFailed
@@ -56,7 +56,7 @@ def watching(*hows: str, patience: Patience = PATIENT) -> Iterator[Watch]:
             peer.close(0.0)
 
 
-def fault(watch: Watch, due: Sequence[type] = (Prepared, Loaded, Assembled)) -> MicroscaleError:
+def fault(watch: Watch, due: Sequence[type] = (RankPrepared, Loaded, Assembled)) -> MicroscaleError:
     """Wait for answers that do not come, as rank 0 does."""
 
     def wait() -> None:
@@ -116,9 +116,9 @@ def test_another_checkpoint_is_refused_before_it_is_loaded() -> None:
 
 def test_another_version_is_refused() -> None:
     ours, theirs = socket.socketpair()
-    leader = Link(ours)
+    leader = RankLink(ours)
     leader.send(Join("0.0.1", 1, 2, DEMO, "cpu", 2))
-    assert follow(Link(theirs)) == 1
+    assert follow(RankLink(theirs)) == 1
     [message] = [decode_for_leader(payload) for payload in leader.read()]
     assert "rank 0 has 0.0.1; install the same version" in str(message)
     theirs.close()

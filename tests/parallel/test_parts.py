@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.families import open_weights, write_random_checkpoint
+from microscale.models.families import open_weights
 from microscale.models.reading import parts as parts_module
 from microscale.models.reading.file import BLOCK
 from microscale.models.reading.parts import AxisPiece, RankPart
 from microscale.parallel.sharding import WHOLE, Shard
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
-from microscale.engine.loading.team import place
 from microscale.engine.loading.warming import recorded
 from microscale.engine.protocol.frames import FrameReader
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.follower import options_of
+from microscale.engine.ranks.leader import place
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, explain, render

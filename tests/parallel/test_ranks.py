@@ -23,7 +23,7 @@ from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.ranks import processes
 from microscale.engine.ranks.__main__ import follow
 from microscale.engine.ranks.leader import RankTeam
-from microscale.engine.ranks.messages import Link
+from microscale.engine.ranks.messages import RankLink
 from microscale.engine.ranks.processes import spawn
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
@@ -204,7 +204,7 @@ def test_four_ranks_on_two_machines(tmp_path: Path) -> None:
         port = server.getsockname()[1]
     for rank in (2, 3):
         threading.Thread(
-            target=lambda rank=rank: follow(Link(connect(HERE, port, rank, read_secret(secret)))), daemon=True
+            target=lambda rank=rank: follow(RankLink(connect(HERE, port, rank, read_secret(secret)))), daemon=True
         ).start()
     run = Run(prompts()[:2], [structs.replace(GREEDY, max_tokens=4), structs.replace(SEEDED, max_tokens=4)])
     wanted, _ = run_engine(demo_model(), run)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
-from microscale.engine.ranks.messages import Draft, Held, Row, Step, decode_for_follower, encode
+from microscale.engine.ranks.messages import Draft, HeldPages, RankRow, RankStep, decode_for_follower, encode
 from microscale.engine.ranks.steps import MirroredPages, StepReader, StepWriter, largest_suffice
 from microscale.engine.request import Request
 from microscale.engine.sampler import Sampler
@@ -32,10 +32,10 @@ PAGES = 17
 SIZE = 4
 
 
-def send(step: Step) -> Step:
+def send(step: RankStep) -> RankStep:
     """Over the wire."""
     found = decode_for_follower(encode(step)[4:])
-    assert isinstance(found, Step)
+    assert isinstance(found, RankStep)
     return found
 
 
@@ -109,22 +109,22 @@ def test_tokens_that_rank_0_has_not_read_are_left_out() -> None:
     same(work, other)
 
 
-KEPT = (Held(0, 0, (1,)),) * len(LayerKind)
+KEPT = (HeldPages(0, 0, (1,)),) * len(LayerKind)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (Row(0, 0, 2, (1,), (), 1, False, KEPT), "has 1 tokens for 2 places"),
-        (Row(0, 0, 1, (1,), (), 3, False, KEPT), "needs 3 rows of logits and has 1"),
-        (Row(0, 0, 1, (1,), (), 1, False, (Held(0, 0, (PAGES,)),) * 2), f"is given page {PAGES} of {PAGES}"),
-        (Row(0, 0, 1, (1,), (), 1, False, (Held(0, 2, ()),) * 2), "must keep 2 pages and has 0"),
+        (RankRow(0, 0, 2, (1,), (), 1, False, KEPT), "has 1 tokens for 2 places"),
+        (RankRow(0, 0, 1, (1,), (), 3, False, KEPT), "needs 3 rows of logits and has 1"),
+        (RankRow(0, 0, 1, (1,), (), 1, False, (HeldPages(0, 0, (PAGES,)),) * 2), f"is given page {PAGES} of {PAGES}"),
+        (RankRow(0, 0, 1, (1,), (), 1, False, (HeldPages(0, 2, ()),) * 2), "must keep 2 pages and has 0"),
     ],
 )
-def test_a_contradiction_is_refused(row: Row, said: str) -> None:
+def test_a_contradiction_is_refused(row: RankRow, said: str) -> None:
     reader = StepReader({kind: MirroredPages(PAGES) for kind in LayerKind})
     with pytest.raises(BadMessage, match=said):
-        reader.read(send(Step((row,))))
+        reader.read(send(RankStep((row,))))
 
 
 def test_a_scored_prompt_that_goes_on() -> None:

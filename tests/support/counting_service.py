@@ -18,6 +18,8 @@ STEP_S = 0.005
 
 
 class Counting:
+    team = None
+
     def __init__(self, fault: str) -> None:
         self.ready = Ready(1000, 1000, (), "counting")
         self._fault = fault

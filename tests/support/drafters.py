@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from microscale.engine.request import Request
-from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.drafter import Context, LaunchedStep
 from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
 
@@ -26,7 +26,7 @@ class KnowingDrafter:
         self.known: set[str] = set()
         """Requests that it was asked about and has not forgotten."""
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         pass
 
     def expects(self, context: Context) -> bool:
@@ -53,7 +53,7 @@ class AheadDrafter(KnowingDrafter):
         super().__init__(after, vocab, luck)
         self._guesses: dict[str, list[int]] = {}
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         self._guesses = {}
         if step.tokens is None:
             return

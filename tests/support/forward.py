@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from microscale.models.batch import Chunk, KvCache, build_batch
+from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from microscale_lab.batches import SequenceChunk, build_batch
 
 E4M3_NAN = 0x7F
 
@@ -59,7 +60,7 @@ def _logits(
             tokens = prompts[i][start : start + chunk]
             ends = start + chunk >= len(prompts[i])
             count = len(tokens) if wanted is None else min(wanted, len(tokens)) * ends
-            chunks.append(Chunk(tokens, start, pages[i], num_logits=count))
+            chunks.append(SequenceChunk(tokens, start, pages[i], num_logits=count))
         if on_step is not None:
             begins = [sum(map(len, prompts[:i])) + start for i in live]
             on_step(

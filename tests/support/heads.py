@@ -9,12 +9,11 @@ from functools import cache
 import torch
 
 from microscale.engine.request import Request
-from microscale.engine.speculation.drafter import Context, Launched, Target
+from microscale.engine.speculation.drafter import Context, DraftTarget, LaunchedStep
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.models import embedded
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
-from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
+from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, HeadReads, LayerShape
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
 from microscale.models.draft_heads.weights import DummyHead, HeadWeights
@@ -22,6 +21,7 @@ from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import AnyModel
 from microscale.models.rope import PlainRope
 from microscale.models.taps import Taps
+from microscale_lab.batches import SequenceChunk, build_batch
 from support.demo_prompts import demo_model
 
 
@@ -39,7 +39,7 @@ def trained_head(page_size: int = 16) -> DraftHead:
 def random_config(kind: str, model: AnyModel) -> HeadConfig:
     target = model.config
     layer = LayerShape(target.hidden, 96, 4, 2, 64, PlainRope(1e4), 1e-5, kind == "dflash", False, 4096)
-    reads = Reads((1, target.num_layers), target.hidden, target.vocab_size)
+    reads = HeadReads((1, target.num_layers), target.hidden, target.vocab_size)
     if kind == "dflash":
         return DFlashConfig(layer, 2, reads, 8, target.vocab_size - 1)
     return Eagle3Config(layer, reads, target.vocab_size, False, False, False, False, False, False, True)
@@ -71,7 +71,7 @@ class RecordingDrafter(HeadDrafter):
             self._asked.append((context.request, len(context.request.tokens), tuple(draft)))
         return found
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         if step.ahead is not None:
             each = zip(step.schedule, step.ahead.accepted.tolist(), step.ahead.drafts.tolist(), strict=True)
             for work, accepted, draft in each:
@@ -90,7 +90,7 @@ class RecordingDrafter(HeadDrafter):
 class PaddedDrafter(RecordingDrafter):
     """Fills its steps up as captured ones are, also where nothing is captured."""
 
-    def attach(self, target: Target) -> None:
+    def attach(self, target: DraftTarget) -> None:
         super().attach(target)
         self._padded = True
 
@@ -107,7 +107,7 @@ class Anew:
     def guesses(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
         head, size = self._head, self._model.page_size
         pages = dict.fromkeys(LayerKind, range(-(-(len(tokens) + count + 1) // size)))
-        batch = build_batch([Chunk(tokens[1:], 0, pages, 1)], size, self._model.device)
+        batch = build_batch([SequenceChunk(tokens[1:], 0, pages, 1)], size, self._model.device)
         kv = head.new_cache(len(pages[LayerKind.FULL]))
         return tuple(head.draft(Verified(batch, self._tapped(tuple(tokens[:-1]))), kv, count)[0].tolist())
 
@@ -119,6 +119,6 @@ class Anew:
         pages = dict.fromkeys(LayerKind, range(-(-rows // model.page_size)))
         taps = Taps.empty(self._head.config.reads.taps, rows, model.config.hidden, model.ops.dtype, model.device)
         cache = model.new_cache(dict.fromkeys(LayerKind, len(pages[LayerKind.FULL])))
-        model.forward(build_batch([Chunk(tokens, 0, pages, 0)], model.page_size, model.device), cache, taps)
+        model.forward(build_batch([SequenceChunk(tokens, 0, pages, 0)], model.page_size, model.device), cache, taps)
         self._known.append((tokens, taps.rows))
         return taps.rows

@@ -114,7 +114,7 @@ def live(
 def main() -> int:
     # Imported here: tests that only start a server need none of it.
     from microscale.cli.serving import run
-    from microscale.engine.client.launch import Launch
+    from microscale.engine.client.launch import EngineProcess
     from microscale.engine.config import EngineConfig
     from microscale.server.options import RequestLimits, ServeOptions
     from support.tiny_tokenizers import tiny
@@ -136,7 +136,7 @@ def main() -> int:
         port=0,
         keys=tuple(key.encode() for key in told.pop("keys")),
         limits=RequestLimits(**told.pop("limits", {})),
-        launch=Launch(command=(sys.executable, "-m", "microscale.engine.process", *factory)),
+        launch=EngineProcess(command=(sys.executable, "-m", "microscale.engine.process", *factory)),
         on_ready=lambda ready, address: print(address, flush=True),
         **told,
     )

@@ -37,7 +37,7 @@ def main() -> int:
     from microscale.cli.loading import engine_in_terminal
     from microscale.cli.serving import run
     from microscale.engine.client import launch as launching
-    from microscale.engine.client.launch import Launch
+    from microscale.engine.client.launch import EngineProcess
     from microscale.server.options import ServeOptions
     from support.tiny_tokenizers import tiny
 
@@ -48,7 +48,7 @@ def main() -> int:
     tokenizer = tiny()
     tokenizer.protect(names.NAMES)
     factory = ("--factory", "support.noisy_engine:load")
-    launch = Launch((*launching.COMMAND, *factory))
+    launch = EngineProcess((*launching.COMMAND, *factory))
     if "ahead" in sys.argv:
         launching.COMMAND = launch.command
         launching.start_ahead()

@@ -16,10 +16,9 @@ from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared, prepare_team
-from microscale.engine.loading.team import Team
 from microscale.engine.ranks.__main__ import follow
 from microscale.engine.ranks.leader import RankTeam
-from microscale.engine.ranks.messages import Link
+from microscale.engine.ranks.messages import RankLink
 from microscale.engine.ranks.processes import Peer
 from microscale.engine.ranks.watch import Patience
 from microscale.engine.request import Request
@@ -40,8 +39,8 @@ PATIENT = Patience(3600.0, 3600.0)
 def thread_rank(rank: int) -> Peer:
     """A follower in a thread of this process, with its real messages, group and runner: it need not import torch."""
     ours, theirs = socket.socketpair()
-    threading.Thread(target=follow, args=(Link(theirs),), daemon=True, name=FOLLOWER).start()
-    return Peer(rank, Link(ours), where="thread")
+    threading.Thread(target=follow, args=(RankLink(theirs),), daemon=True, name=FOLLOWER).start()
+    return Peer(rank, RankLink(ours), where="thread")
 
 
 @contextmanager
@@ -91,7 +90,7 @@ class Said:
 
 
 def run_engine(
-    model: AnyModel, run: Run, team: Team | None = None, head: DraftHead | None = None, *, read_drafts: bool = False
+    model: AnyModel, run: Run, team: RankTeam | None = None, head: DraftHead | None = None, *, read_drafts: bool = False
 ) -> tuple[list[Said], Engine]:
     """``read_drafts``: launch nothing before a step with drafts is read, as several ranks do."""
     limits = Limits(

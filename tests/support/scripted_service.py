@@ -32,6 +32,8 @@ OTHERWISE = "<|channel|>final<|message|>No rule fits this prompt.<|return|>"
 
 
 class Scripted:
+    team = None
+
     def __init__(self, scripts: list[list[int]], step_s: float, max_model_len: int, plan: str) -> None:
         self.ready = Ready(VOCAB, max_model_len, (), plan)
         self._scripts = scripts

@@ -7,12 +7,12 @@ import socket
 import sys
 import time
 
-from microscale.engine.ranks.messages import Alive, Fault, Link, Loaded, Prepared
+from microscale.engine.ranks.messages import Alive, Fault, Loaded, RankLink, RankPrepared
 
 
 def main(how: str, sock: socket.socket) -> None:
-    link = Link(sock)
-    link.send(Prepared({}, {"checkpoint": "another one"}, {}))
+    link = RankLink(sock)
+    link.send(RankPrepared({}, {"checkpoint": "another one"}, {}))
     link.send(Loaded())
     if how == "exits":
         os._exit(3)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from microscale.formats import MXFP4, encode
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss.config import GptOssConfig, alternating
-from microscale.models.gpt_oss.config_file import ORIGINAL_RMS_EPSILON, to_hugging_face
+from microscale.models.gpt_oss.config import ORIGINAL_RMS_EPSILON, GptOssConfig, alternating, to_hugging_face
 from microscale.models.rope import YarnRope
 
 

@@ -19,8 +19,8 @@ from transformers import Qwen3MoeConfig as TheirConfig
 from transformers import Qwen3MoeForCausalLM
 
 from microscale.formats import block_format, decode, encode
-from microscale.models.qwen3_moe.config import Qwen3MoeConfig
-from microscale.models.qwen3_moe.config_file import to_hugging_face
+from microscale.models.config import LayerKind
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig, to_hugging_face
 from microscale.models.rope import PlainRope, Rope, YarnRope
 
 
@@ -38,6 +38,7 @@ def tiny_qwen3_moe(
     """``heads``: heads, KV heads, size of a head; ``experts``: all of them, and how many a token uses."""
     return Qwen3MoeConfig(
         num_layers=layers,
+        layer_kinds=(LayerKind.FULL,) * layers,
         hidden=hidden,
         intermediate=intermediate,
         num_heads=heads[0],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.engine.loading.description import describe
-from microscale.engine.loading.memory import Workload, reckon
+from microscale.engine.loading.build import describe
+from microscale.engine.loading.memory import Workload, memory_for
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
@@ -62,5 +62,5 @@ def plan_document(model: str = "gpt-oss-20b", card: str = "rtx5090") -> str:
     setup = Setup(hardware.known(card), Activations.BF16)
     shape = outline(model, config, setup.activations, 16, config.max_context)
     plan = make_plan(model, shape.uses, setup)
-    memory = reckon(shape, plan, setup, Workload(sequences=64))
+    memory = memory_for(shape, plan, setup, Workload(sequences=64))
     return describe(plan, EXACT, memory, PAGES)

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +22,7 @@ from microscale.bench.energy import EnergyMeter
 from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.team import Team
-from microscale.engine.predictions import Kind, predict
+from microscale.engine.predictions import Phase, predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting, Unsupported
@@ -30,6 +30,9 @@ from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 from microscale.planning.plan import Setup
+
+if TYPE_CHECKING:
+    from microscale.engine.ranks.leader import RankTeam
 
 ENERGY_S = 3.0
 """How long a row runs for its energy, in addition."""
@@ -116,7 +119,7 @@ def run(
     cases: Sequence[Case],
     step_tokens: int = 8192,
     repeats: int = 3,
-    team: Team | None = None,
+    team: RankTeam | None = None,
     meter: EnergyMeter | None = None,
 ) -> Iterator[Row]:
     """Rows as they are measured: the median of ``repeats`` runs after those that are not counted. ``team``: the ranks
@@ -129,8 +132,8 @@ def run(
         uncounted = UNCOUNTED[case.kind]
         runs = [_measure(model, engine, case, turn, step_tokens) for turn in range(uncounted + repeats)]
         rates = [run.tok_s for run in runs[uncounted:]]
-        kind = Kind.PREFILL if case.kind == "pp" else Kind.DECODE
-        context = case.tokens if kind is Kind.PREFILL else max(case.depth + case.tokens // 2, 1)
+        kind = Phase.PREFILL if case.kind == "pp" else Phase.DECODE
+        context = case.tokens if kind is Phase.PREFILL else max(case.depth + case.tokens // 2, 1)
         point = predict(shape, model.ops.plan, setup, kind, case.batch, context, step_tokens)
         rate = statistics.median(rates)
         row = Row(case.name, case.batch, case.depth, rate, point.ceiling, point.tok_s, tuple(rates))
@@ -183,7 +186,7 @@ def _new_tokens(case: Case, step_tokens: int) -> list[int]:
 
 
 def make_engine(
-    model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False, team: Team | None = None
+    model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False, team: RankTeam | None = None
 ) -> Engine:
     """An engine with pages for just this case."""
     size = model.page_size

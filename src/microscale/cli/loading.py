@@ -21,7 +21,7 @@ from rich.text import Text
 
 from microscale.cli.bars import loading_bar
 from microscale.cli.console import err
-from microscale.engine.client.launch import Launch, Terminal, end_ahead, open_terminal, terminal_ahead
+from microscale.engine.client.launch import EngineProcess, Terminal, end_ahead, open_terminal, terminal_ahead
 
 UNFINISHED_S = 0.05
 """How long we wait for the end of a line before a part of it is shown: the bar must not begin behind it."""
@@ -39,7 +39,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 @contextmanager
-def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Callable[[], None]]]:
+def engine_in_terminal(title: str, launch: EngineProcess) -> Iterator[tuple[EngineProcess, Callable[[], None]]]:
     """How to start the engine so that ``title`` has a bar while it loads, and a function that takes the bar away."""
     with ExitStack() as closing, ExitStack() as loading:
         bar = _Bar(loading.enter_context(loading_bar(title)))

@@ -42,7 +42,7 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.client.launch import Launch
+from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
@@ -207,7 +207,7 @@ def serve(
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
-    with engine_in_terminal(f"Loading {names[0]}", Launch()) as (launch, end_loading):
+    with engine_in_terminal(f"Loading {names[0]}", EngineProcess()) as (launch, end_loading):
 
         def on_ready(ready: Ready, address: str) -> None:
             end_loading()

@@ -55,7 +55,7 @@ class Layouts:
             drawn += [first + min(place, length) for place in range(longest)]
             drafted += [place < length for place in range(longest)]
         parts = (firsts, lengths, owners, sources, drawn, drafted)
-        whole = self.there(torch.tensor([number for part in parts for number in part], dtype=torch.int64))
+        whole = self.to_device(torch.tensor([number for part in parts for number in part], dtype=torch.int64))
         first_rows, count, owner, source, row, real = whole.split([len(part) for part in parts])
         shape = sequences, longest
         return Layout(first_rows, count, owner, source, row.view(shape), real.view(shape).bool())
@@ -64,9 +64,9 @@ class Layouts:
         """int64 [sequences, longest]: those that the host knows."""
         longest = max(map(len, drafts))
         rows = [[*draft, *[NO_TOKEN] * (longest - len(draft))] for draft in drafts]
-        return self.there(torch.tensor(rows, dtype=torch.int64).view(len(rows), longest))
+        return self.to_device(torch.tensor(rows, dtype=torch.int64).view(len(rows), longest))
 
-    def there(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         """On the device, without waiting: torch keeps the pinned memory until it was read."""
         if self._device.type == "cpu":
             return tensor

@@ -28,12 +28,12 @@ from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.graphs import GraphCounts
 from microscale.engine.output import Output, Stats
 from microscale.engine.pending_step import PendingStep, score_prompts
-from microscale.engine.reading import Choice
+from microscale.engine.reading import NextToken
 from microscale.engine.request import Finish, Request
 from microscale.engine.runner import take_rows
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import NO_DRAFTS, Scheduler
-from microscale.engine.speculation.drafter import Launched
+from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.work import Work
 from microscale.errors import BadRequest, MicroscaleError
@@ -198,7 +198,9 @@ class Engine:
             logits = take_rows(logits, rows)
         drawn = self._sampler.draw(logits.values, numbers, logits, drafts, ahead) if ready else None
         if self._speculation is not None:
-            self._speculation.observe(Launched(schedule, None if drawn is None else drawn.tokens, first_rows, ahead))
+            self._speculation.observe(
+                LaunchedStep(schedule, None if drawn is None else drawn.tokens, first_rows, ahead)
+            )
         return PendingStep(schedule, outputs, ready, drawn, last, drafted=any(drafts))
 
     def _launch_after(self, step: PendingStep) -> PendingStep | None:
@@ -241,20 +243,20 @@ class Engine:
         outputs = step.outputs + step.last
         if step.drawn is None:
             return outputs
-        choices = self._sampler.read(step.drawn)
+        drawn = self._sampler.read(step.drawn)
         if self._speculation is not None:
             self._speculation.ended(step.schedule)
-        for (request, number), [choice] in zip(step.ready, choices, strict=True):
+        for (request, number), [token] in zip(step.ready, drawn, strict=True):
             if self._rows.get(request.request_id) == number:
-                outputs.append(self._advance(request, choice))
+                outputs.append(self._advance(request, token))
         return outputs
 
     def _read_drafts(self, step: PendingStep, later: PendingStep | None) -> tuple[list[Output], PendingStep | None]:
         """The same for a step with drafts: first pages and counts follow what was accepted, and so does the step that
         was launched meanwhile."""
         assert step.drawn is not None  # requests with drafts are ready
-        each = list(zip(step.ready, self._sampler.read(step.drawn), strict=True))
-        accepted = {request.request_id: [choice.token for choice in choices[:-1]] for (request, _), choices in each}
+        drawn = list(zip(step.ready, self._sampler.read(step.drawn), strict=True))
+        accepted = {request.request_id: [token.token for token in tokens[:-1]] for (request, _), tokens in drawn}
         if self._speculation is not None:
             self._speculation.ended(step.schedule)
         self._scheduler.computed(step.schedule, accepted, () if later is None else later.schedule)
@@ -263,37 +265,37 @@ class Engine:
             if self._rows.get(output.request_id) is not None:
                 self._finish(output.request_id)
         outputs = step.outputs + step.last
-        for ready, choices in each:
+        for ready, tokens in drawn:
             if not self._alive(ready):
                 continue
             first, request = len(outputs), ready[0]
-            for choice in choices:
-                outputs.append(self._advance(request, choice))
+            for token in tokens:
+                outputs.append(self._advance(request, token))
                 if not self._alive(ready):
                     break  # drafts on the device may go on after a stop token
             work = drafted.get(request.request_id)
             if work is not None and self._speculation is not None:
-                used = min(len(choices) - 1, len(outputs) - first)
+                used = min(len(tokens) - 1, len(outputs) - first)
                 self._speculation.landed(work, used)
                 outputs[first] = replace(outputs[first], drafted=len(work.drafts), accepted=used)
         return outputs, None if later is None else later.moved(accepted)
 
-    def _advance(self, request: Request, choice: Choice) -> Output:
+    def _advance(self, request: Request, drawn: NextToken) -> Output:
         """Append a request's next token, and end it if that was its last."""
         try:
-            choice.check()
+            drawn.check()
         except MicroscaleError as error:
             self._finish(request.request_id)
             return Output(request.request_id, None, finish=Finish.ERROR, error=error)
-        request.tokens.append(choice.token)
+        request.tokens.append(drawn.token)
         finish = None
-        if choice.token in request.stops:
+        if drawn.token in request.stops:
             finish = Finish.STOP
         elif len(request.tokens) == request.num_total:
             finish = Finish.LENGTH
         if finish is not None:
             self._finish(request.request_id)
-        return Output(request.request_id, choice.token, choice.logprob, choice.top, finish, None, request.num_cached)
+        return Output(request.request_id, drawn.token, drawn.logprob, drawn.top, finish, None, request.num_cached)
 
     def _finish(self, request_id: str) -> None:
         self._scheduler.remove(request_id)

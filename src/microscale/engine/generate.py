@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.team import Team
 from microscale.engine.output import Output
 from microscale.engine.request import Request
 from microscale.engine.runner import Model
@@ -16,6 +16,9 @@ from microscale.engine.speculation.speculation import Speculation
 from microscale.errors import BadRequest
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
+
+if TYPE_CHECKING:
+    from microscale.engine.ranks.leader import RankTeam
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Completion:
 
 
 def check_prompt(prompt: Sequence[int], max_tokens: int, config: ModelConfig) -> None:
-    """Refuse what the model cannot be asked."""
+    """Refuse a prompt that the model cannot complete."""
     if not prompt:
         raise BadRequest("The prompt is empty; give at least one token id.")
     for token in prompt:
@@ -68,7 +71,7 @@ class Generation:
         *,
         prefix_caching: bool = True,
         speculation: Speculation | None = None,
-        team: Team | None = None,
+        team: RankTeam | None = None,
     ) -> None:
         check_budget(max_num_batched_tokens)
         for prompt in prompts:
@@ -92,7 +95,7 @@ class Generation:
             self.engine.submit(Request(str(index), prompt, params))
 
     def run(self, on_step: Callable[[int], None] = lambda tokens: None) -> list[Completion]:
-        """All completions; ``on_step`` hears how many tokens each step produced."""
+        """All completions; ``on_step`` gets the number of tokens that each step produced."""
         while self.engine.has_work:
             on_step(self.step())
         return list(self._completions.values())

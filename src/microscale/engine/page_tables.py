@@ -47,7 +47,7 @@ class Staging:
             self._copied.record()
 
 
-class _Row:
+class _TableRow:
     """Whose pages a row holds."""
 
     __slots__ = ("num_pages", "owner", "preempted", "room")
@@ -82,7 +82,7 @@ class PageTables:
         }
         self.host = {kind: np.zeros((rows, max_pages), dtype=np.int32) for kind in pools}
         """The same tables, with what ``flush`` has yet to copy."""
-        self._rows = [_Row() for _ in range(rows)]
+        self._rows = [_TableRow() for _ in range(rows)]
         self._changed: list[tuple[Any, Any]] = []
         """Places in ``_flat``, and the pages to write there."""
         self._staging = Staging(STAGED + -(-STAGED // 2), device)

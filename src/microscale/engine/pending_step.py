@@ -70,9 +70,9 @@ def _score(work: Work, values: Tensor, sampler: Sampler) -> Output:
     first = max(work.first, request.num_scored)
     targets = request.prompt[first + 1 : work.first + work.count + 1]
     rows = values[first - work.first :][: len(targets)]
-    choices = sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
-    for choice in choices:
-        choice.check()
+    tokens = sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
+    for token in tokens:
+        token.check()
     request.num_scored = first + len(targets)
-    scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
+    scored = tuple((token.token, token.logprob, token.top) for token in tokens)
     return Output(request.request_id, None, prompt_logprobs=scored)

@@ -33,7 +33,7 @@ SHORT_CONTEXT = 128
 PROMPTS = (128, 2048)
 
 
-class Kind(StrEnum):
+class Phase(StrEnum):
     DECODE = "decode"
     PREFILL = "prefill"
 
@@ -63,7 +63,7 @@ class Time:
 class Point:
     """Tokens per second of one case."""
 
-    kind: Kind
+    kind: Phase
     batch: int
     context: int
     tok_s: float
@@ -79,11 +79,11 @@ class Point:
     """Of one step, or of the prompt, which is then the time to the first token."""
 
     def to_json(self) -> dict[str, Any]:
-        context = "context" if self.kind is Kind.DECODE else "tokens"
+        context = "context" if self.kind is Phase.DECODE else "tokens"
         rates = {"tok_s": self.tok_s, "low": self.low, "high": self.high, "ceiling_tok_s": self.ceiling}
         fields: dict[str, Any] = {"batch": self.batch, context: self.context}
         fields |= {name: value if value is None else round(value, 1) for name, value in rates.items()}
-        if self.kind is Kind.PREFILL:
+        if self.kind is Phase.PREFILL:
             fields["first_token_ms"] = round(self.us / 1e3, 1)
         return fields | {"basis": self.basis.value}
 
@@ -94,11 +94,11 @@ def preset_name(model: str) -> str:
 
 
 def predict(
-    outline: Outline, plan: Plan, setup: Setup, kind: Kind, batch: int, context: int, step_tokens: int
+    outline: Outline, plan: Plan, setup: Setup, kind: Phase, batch: int, context: int, step_tokens: int
 ) -> Point:
     """One case: ``batch`` sequences that decode after ``context`` tokens, or a prompt of ``context`` tokens."""
     steps = StepTimes(outline, plan, setup, estimated)
-    if kind is Kind.DECODE:
+    if kind is Phase.DECODE:
         estimate, tokens = total(steps.decode(batch, context)), batch
     else:
         estimate, tokens = steps.prompt(context, step_tokens), context
@@ -116,8 +116,8 @@ def make_points(
 ) -> list[Point]:  # fmt: skip
     """Decoding for every batch and context that ``fits``, then prompts."""
     prompts = sorted({*(size for size in PROMPTS if size <= outline.max_context), max(contexts)})
-    cases = [(Kind.DECODE, batch, context) for context in contexts for batch in batches]
-    cases += [(Kind.PREFILL, 1, tokens) for tokens in prompts]
+    cases = [(Phase.DECODE, batch, context) for context in contexts for batch in batches]
+    cases += [(Phase.PREFILL, 1, tokens) for tokens in prompts]
     return [predict(outline, plan, setup, *case, step_tokens) for case in cases if fits(*case[1:])]
 
 
@@ -156,13 +156,13 @@ class Grid:
         return Time(us, _interpolate(logs, self.prefill_factor, math.log(tokens)), self.basis)
 
 
-def _known_time(model: str, setup: Setup, kind: Kind, batch: int, context: int) -> Time | None:
+def _known_time(model: str, setup: Setup, kind: Phase, batch: int, context: int) -> Time | None:
     """From the table; ``None`` where it does not have this model, card, precision or choice of kernels."""
     default = Setup(setup.gpu, Activations.BF16, Preference(), setup.precision)
     grid = _grids().get((preset_name(model), card_name(setup.gpu) or "", str(setup.precision)))
     if grid is None or setup != default:
         return None
-    return grid.decode(batch, context) if kind is Kind.DECODE else grid.prefill(context)
+    return grid.decode(batch, context) if kind is Phase.DECODE else grid.prefill(context)
 
 
 @cache

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Choice(NamedTuple):
+class NextToken(NamedTuple):
     """The next token of one request, or why there is none."""
 
     token: int
@@ -36,22 +36,22 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was sampled, as plain lists, row by row. A ``Choice`` is made only of rows that are used."""
+class SampledLists:
+    """What was sampled, as plain lists, row by row. A ``NextToken`` is made only of rows that are used."""
 
     tokens: list[int]
     logprobs: list[float]
     status: list[int]
     top: tuple[list[list[int]], list[list[float]]] | None
 
-    def choice(self, row: int, wanted: int, fault: str | None = None) -> Choice:
+    def next_token(self, row: int, wanted: int, fault: str | None = None) -> NextToken:
         """``wanted``: how many of the likeliest tokens."""
         top: tuple[tuple[int, float], ...] = ()
         if self.top is not None and wanted:
             ids, values = self.top
             top = tuple(zip(ids[row][:wanted], values[row][:wanted], strict=True))
         status = self.status[row]
-        return Choice(
+        return NextToken(
             self.tokens[row], self.logprobs[row], top, SampleStatus(status) if status else SampleStatus.OK, fault
         )
 
@@ -83,23 +83,23 @@ class Reading:
             parts = [tokens, logprobs.view(torch.float32), status, *parts]
         self._tensors = parts
 
-    def found(self) -> Found:
+    def lists(self) -> SampledLists:
         """The one place where sampling waits for the device."""
         if self._copied is not None:
             self._copied.synchronize()
         tokens, logprobs, status, *top = [tensor.tolist() for tensor in self._tensors]
-        return Found(tokens, logprobs, status, (top[0], top[1]) if top else None)
+        return SampledLists(tokens, logprobs, status, (top[0], top[1]) if top else None)
 
     def drafts(self) -> list[list[int]]:
-        """The drafts of each request, padded. Call ``found`` first: that waits for the copies."""
+        """The drafts of each request, padded. Call ``lists`` first: that waits for the copies."""
         assert self._drafts is not None  # the caller gave them
         drafts: list[list[int]] = self._drafts.tolist()
         return drafts
 
-    def choices(self, wanted: Sequence[int]) -> list[Choice]:
-        """The choice of every row. ``wanted``: how many of the likeliest tokens each has."""
-        found = self.found()
-        return [found.choice(row, count) for row, count in enumerate(wanted)]
+    def next_tokens(self, num_likeliest: Sequence[int]) -> list[NextToken]:
+        """The token of every row, with this many of the likeliest ones."""
+        lists = self.lists()
+        return [lists.next_token(row, count) for row, count in enumerate(num_likeliest)]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 
 from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.grammar import Grammars, Matcher
-from microscale.engine.reading import Choice, Found, Reading
+from microscale.engine.reading import NextToken, Reading, SampledLists
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import Unsupported
 from microscale.planning.following import follow
@@ -60,7 +60,7 @@ class _Request:
         return pairs
 
 
-class _Row(NamedTuple):
+class _LogitRow(NamedTuple):
     """One row of logits: the place after so many drafts of a request."""
 
     request: _Request
@@ -129,9 +129,9 @@ class Sampler:
         if slot:
             self._free_slots.append(slot)
 
-    def sample(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> list[Choice]:
+    def sample(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> list[NextToken]:
         """The next token of each request from its row of ``logits`` (float32 [rows, vocab])."""
-        return [choice for [choice] in self.read(self.draw(logits, request_ids, blocks))]
+        return [token for [token] in self.read(self.draw(logits, request_ids, blocks))]
 
     def draw(
         self,
@@ -181,26 +181,26 @@ class Sampler:
         """int64 [requests] on the device: how many drafts are accepted, where that does not follow from the tokens."""
         return None
 
-    def read(self, drawn: Drawn) -> list[list[Choice]]:
+    def read(self, drawn: Drawn) -> list[list[NextToken]]:
         """Wait for what was drawn. Gives one token for each request, and before it the drafts that were accepted."""
-        values = drawn.reading.found()
-        found: list[list[Choice]] = []
+        lists = drawn.reading.lists()
+        result: list[list[NextToken]] = []
         at = 0
-        counts = self._accepted(drawn, values) if any(drawn.drafts) else [0] * len(drawn.requests)
+        counts = self._accepted(drawn, lists) if any(drawn.drafts) else [0] * len(drawn.requests)
         for request, draft, accepted in zip(drawn.requests, drawn.drafts, counts, strict=True):
             wanted, faults = request.params.logprobs or 0, drawn.faults
             rows = range(at, at + accepted + 1)
-            choices = [values.choice(row, wanted, faults.get(row)) for row in rows]
+            tokens = [lists.next_token(row, wanted, faults.get(row)) for row in rows]
             request.drawn += accepted
             if request.matcher is not None:
-                for choice in choices:
-                    if choice.fault is None and choice.status is SampleStatus.OK:
-                        request.matcher.accept(choice.token)
-            found.append(choices)
+                for token in tokens:
+                    if token.fault is None and token.status is SampleStatus.OK:
+                        request.matcher.accept(token.token)
+            result.append(tokens)
             at += 1 + len(draft)
-        return found
+        return result
 
-    def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
+    def _accepted(self, drawn: Drawn, lists: SampledLists) -> list[int]:
         """How many tokens of each request's draft are what was drawn. A row without a token ends it."""
         drafts = drawn.drafts
         if drawn.ahead is not None:
@@ -209,7 +209,7 @@ class Sampler:
         for draft in drafts:
             count = 0
             for row, token in enumerate(draft, start=at):
-                if values.tokens[row] != token or values.status[row] or row in faults:
+                if lists.tokens[row] != token or lists.status[row] or row in faults:
                     break
                 count += 1
             counts.append(count)
@@ -232,10 +232,10 @@ class Sampler:
         request = self._requests[request_id]
         return request.matcher is not None or (drafted > 0 and request.drawn < request.params.min_tokens)
 
-    def prompt_logprobs(self, logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[Choice]:
+    def prompt_logprobs(self, logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[NextToken]:
         """How likely given tokens were: row i of ``logits`` belongs to the place that ``tokens[i]`` took."""
         ids = torch.tensor(tokens, dtype=torch.int32).to(self._device)
-        return Reading(self._sampling.score(logits, ids, top), self._side).choices([top] * len(tokens))
+        return Reading(self._sampling.score(logits, ids, top), self._side).next_tokens([top] * len(tokens))
 
     def _matcher(self, grammar: str | None) -> Matcher | None:
         if grammar is None:
@@ -244,7 +244,7 @@ class Sampler:
             raise Unsupported("Structured output is unavailable: the engine was started without a tokenizer.")
         return self.grammars.matcher(grammar)
 
-    def _allowed(self, rows: Sequence[_Row]) -> tuple[Tensor | None, Mapping[int, str]]:
+    def _allowed(self, rows: Sequence[_LogitRow]) -> tuple[Tensor | None, Mapping[int, str]]:
         """int32 [rows, ceil(vocab / 32)]: bit t % 32 of word t // 32 admits t; and rows whose grammar has failed."""
         bound = _matchers(rows)
         if not bound or self.grammars is None:
@@ -260,7 +260,7 @@ class Sampler:
         # One copy for all rows. The buffer is free again when the tokens have come back.
         return masks.to(self._device, non_blocking=True), faults
 
-    def _batch(self, rows: Sequence[_Row], allowed: Tensor | None, ahead: Ahead | None) -> SamplingBatch:
+    def _batch(self, rows: Sequence[_LogitRow], allowed: Tensor | None, ahead: Ahead | None) -> SamplingBatch:
         all_params = [row.request.params for row in rows]
         draws = any(p.temperature > 0 for p in all_params)
         penalised = any(p.penalised for p in all_params)
@@ -290,17 +290,17 @@ class Sampler:
             )  # fmt: skip
         return self._plain[rows]
 
-    def _numbers(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
+    def _numbers(self, rows: Sequence[_LogitRow]) -> tuple[Tensor, Tensor, Tensor]:
         """float32 [6, rows], int64 [3, rows] (seed, place, slot) and top-k: two copies to the device, however many."""
         all_params = [row.request.params for row in rows]
         floats = [
             (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
             for p in all_params
         ]
-        numbers = self._layouts.there(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
+        numbers = self._layouts.to_device(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
         numbered = [(r.seed, r.drawn + after, r.slot, r.params.top_k) for r, after, _ in rows]
         whole = torch.tensor(numbered, dtype=torch.int64)
-        wide = self._layouts.there(whole.view(-1, 4).T.contiguous())
+        wide = self._layouts.to_device(whole.view(-1, 4).T.contiguous())
         return numbers, wide[:3], wide[3].int()
 
     def _unread(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -309,8 +309,8 @@ class Sampler:
         if rows not in self._off:
             off = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0]).view(6, 1).expand(6, rows)
             whole = torch.zeros((3, rows), dtype=torch.int64)
-            there = self._layouts.there
-            self._off[rows] = there(off.contiguous()), there(whole), there(whole[0].int())
+            to_device = self._layouts.to_device
+            self._off[rows] = to_device(off.contiguous()), to_device(whole), to_device(whole[0].int())
         return self._off[rows]
 
     def _bias(self, pairs: Sequence[Mapping[int, float]]) -> Bias | None:
@@ -323,7 +323,7 @@ class Sampler:
         for row, items in enumerate(pairs):
             tokens[row, : len(items)] = torch.tensor(list(items), dtype=torch.int32)
             values[row, : len(items)] = torch.tensor(list(items.values()))
-        return Bias(self._layouts.there(tokens), self._layouts.there(values))
+        return Bias(self._layouts.to_device(tokens), self._layouts.to_device(values))
 
     def _take_slot(self, prompt: Sequence[int]) -> int:
         if not self._free_slots:
@@ -340,21 +340,21 @@ class Sampler:
         return slot
 
 
-def _rows(requests: Sequence[_Request], drafts: Sequence[Sequence[int]]) -> list[_Row]:
+def _rows(requests: Sequence[_Request], drafts: Sequence[Sequence[int]]) -> list[_LogitRow]:
     """A row for each request, and one more for each of its drafts."""
     return [
-        _Row(request, after, token)
+        _LogitRow(request, after, token)
         for request, draft in zip(requests, drafts, strict=True)
         for after, token in enumerate((*draft, None))
     ]
 
 
-def _matchers(rows: Sequence[_Row]) -> list[tuple[int, Matcher]]:
+def _matchers(rows: Sequence[_LogitRow]) -> list[tuple[int, Matcher]]:
     """For each row whose request has a grammar: a matcher in the state in which the row is drawn."""
-    found: list[tuple[int, Matcher]] = []
+    matchers: list[tuple[int, Matcher]] = []
     for at, row in enumerate(rows):
         if row.request.matcher is None:
             continue
         drafted = rows[at - 1].draft if row.after else None
-        found.append((at, row.request.matcher if drafted is None else found[-1][1].after(drafted)))
-    return found
+        matchers.append((at, row.request.matcher if drafted is None else matchers[-1][1].after(drafted)))
+    return matchers

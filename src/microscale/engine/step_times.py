@@ -32,7 +32,7 @@ FUSED_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
-class Part(Generic[T]):
+class StepPart(Generic[T]):
     """One layer kind's share of a step, over all layers of the kind."""
 
     layer: str
@@ -40,7 +40,7 @@ class Part(Generic[T]):
     time: T
 
 
-def total(parts: Iterable[Part[T]]) -> T:
+def total(parts: Iterable[StepPart[T]]) -> T:
     """All of them, one after the other."""
     return reduce(add, (part.time for part in parts))
 
@@ -52,7 +52,7 @@ class StepTimes(Generic[T]):
         self.outline, self.plan, self.setup = outline, plan, setup
         self._time_of = time_of
 
-    def decode(self, batch: int, context: int, drafts: int = 0) -> Iterator[Part[T]]:
+    def decode(self, batch: int, context: int, drafts: int = 0) -> Iterator[StepPart[T]]:
         """One step in which ``batch`` sequences decode, each with ``drafts`` drafts; all tokens give logits."""
         tokens = batch * (1 + drafts)
         fused_mlp = self._experts_run_mlp(tokens)
@@ -70,7 +70,7 @@ class StepTimes(Generic[T]):
             time = self._time(use, name, spec)
             if fused_mlp and use.layer.startswith("mlp"):
                 time = time.without_launches()
-            yield Part(use.layer, name, time.times(use.count))
+            yield StepPart(use.layer, name, time.times(use.count))
 
     def prompt(self, tokens: int, step_tokens: int) -> T:
         """A whole prompt, to its first token."""
@@ -85,7 +85,7 @@ class StepTimes(Generic[T]):
             steps.append(time)
         return reduce(add, steps)
 
-    def prompt_step(self, tokens: int, cached: int, last: bool) -> Iterator[Part[T]]:
+    def prompt_step(self, tokens: int, cached: int, last: bool) -> Iterator[StepPart[T]]:
         """One step with ``tokens`` new tokens of one prompt, behind ``cached`` that were computed before."""
         for use in self.outline.uses:
             closing = int(use.layer in self.outline.closing)
@@ -96,7 +96,7 @@ class StepTimes(Generic[T]):
                     changes = {"tokens": rows} | ({"context": cached + tokens} if use.op == "attention" else {})
                     times.append((name, self._time(use, name, replace(spec, **changes)).times(count)))
             if times:
-                yield Part(use.layer, times[0][0], reduce(add, (time for _, time in times)))
+                yield StepPart(use.layer, times[0][0], reduce(add, (time for _, time in times)))
 
     def _experts_run_mlp(self, tokens: int) -> bool:
         """Whether the experts' kernels also run the dense MLP next to them: it has no launches of its own then."""

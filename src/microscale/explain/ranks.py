@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from microscale.engine.predictions import Kind, Point
+from microscale.engine.predictions import Phase, Point
 from microscale.hardware.links import CardLink, Wait
 
 
@@ -32,7 +32,7 @@ class JoinedPoint:
 def with_sums(point: Point, link: CardLink, world: int, sums: int, row_bytes: int, step_tokens: int) -> JoinedPoint:
     """``sums``: of one step, each of a row of ``row_bytes`` for every token. Prompts take several steps where they are
     longer than ``step_tokens``."""
-    tokens = point.context if point.kind is Kind.PREFILL else point.batch
+    tokens = point.context if point.kind is Phase.PREFILL else point.batch
     steps, rest = divmod(tokens, step_tokens)
     waits = [link.wait(step_tokens * row_bytes, world)] * steps + [link.wait(rest * row_bytes, world)] * bool(rest)
     fast_us, slow_us = sums * sum(wait.low for wait in waits), sums * sum(wait.high for wait in waits)

@@ -9,10 +9,10 @@ from typing import Any
 
 from microscale import hardware
 from microscale.engine.loading.drafting import prepare_head
-from microscale.engine.loading.fit import plan_and_reckon, refusal
+from microscale.engine.loading.fit import plan_and_size, refusal
 from microscale.engine.loading.memory import Memory, Workload
-from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Kind, Point, make_points, preset_name
-from microscale.engine.step_times import Part, StepTimes
+from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Phase, Point, make_points, preset_name
+from microscale.engine.step_times import StepPart, StepTimes
 from microscale.errors import BadSetting
 from microscale.explain.ranks import JoinedPoint, with_sums
 from microscale.explain.shared_memory import beside
@@ -68,7 +68,7 @@ class Report:
     outline: Outline
     plan: Plan
     memory: Memory
-    parts: tuple[Part[Estimate], ...]
+    parts: tuple[StepPart[Estimate], ...]
     """The layer kinds of the question's decoding step."""
     points: tuple[Point, ...]
     """Speeds at several batch sizes, contexts and prompts; those of the question are among them."""
@@ -130,8 +130,8 @@ class Report:
             "decode_ceiling_tok_s": round(asked.ceiling, 1),
             "prefill_tok_s": round(prompt.tok_s, 1),
             "interval": 0.9,
-            "decode": [point.to_json() for point in self.points if point.kind is Kind.DECODE],
-            "prefill": [point.to_json() for point in self.points if point.kind is Kind.PREFILL],
+            "decode": [point.to_json() for point in self.points if point.kind is Phase.DECODE],
+            "prefill": [point.to_json() for point in self.points if point.kind is Phase.PREFILL],
             "bandwidth": {"sheet_gbs": self.setup.gpu.bandwidth_gbs, **asdict(read)},
             "published": [row.to_json() for row in self.published],
         }
@@ -139,14 +139,14 @@ class Report:
     @property
     def asked(self) -> Point:
         """Decoding at the batch and context of the question."""
-        return self._point(Kind.DECODE, self.question.batch)
+        return self._point(Phase.DECODE, self.question.batch)
 
     @property
     def prompt(self) -> Point:
         """A prompt as long as the context."""
-        return self._point(Kind.PREFILL, 1)
+        return self._point(Phase.PREFILL, 1)
 
-    def _point(self, kind: Kind, batch: int) -> Point:
+    def _point(self, kind: Phase, batch: int) -> Point:
         wanted = (kind, batch, self.memory.context)
         return next(point for point in self.points if (point.kind, point.batch, point.context) == wanted)
 
@@ -171,7 +171,7 @@ def explain(question: Question) -> Report:
         head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)
     shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
-    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    plan, memory = plan_and_size(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
     parts = tuple(StepTimes(shape, plan, setup, estimated).decode(question.batch, context))
     batches = sorted({*BATCHES, question.batch})

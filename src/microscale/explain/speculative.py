@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
-from microscale.engine.predictions import SHORT_CONTEXT, Kind, predict, preset_name
+from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict, preset_name
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.engine.speculation.length import DraftCosts, acceptance_for, tokens_of
 from microscale.errors import BadSetting
@@ -97,7 +97,7 @@ def drafted_steps(
     """One step for each number of drafts, after ``context`` tokens of each sequence. Drafts read the keys of their
     sequence together with its next token, so they cost as much after a long context as after a short one."""
     us, short_us = (
-        predict(shape, plan, setup, Kind.DECODE, sequences, tokens, STEP_TOKENS).us
+        predict(shape, plan, setup, Phase.DECODE, sequences, tokens, STEP_TOKENS).us
         for tokens in (context, min(SHORT_CONTEXT, context))
     )
     experts = next((use.spec for use in shape.uses if use.op == "moe"), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.markup import escape
 
-from microscale.engine.predictions import Basis, Kind, Point
+from microscale.engine.predictions import Basis, Phase, Point
 from microscale.engine.step_times import total
 from microscale.explain.ranks import JoinedPoint
 from microscale.explain.report import Report
@@ -25,7 +25,7 @@ BASES = {
 
 
 def prediction_lines(report: Report) -> Iterator[str]:
-    decode = [point for point in report.points if point.kind is Kind.DECODE]
+    decode = [point for point in report.points if point.kind is Phase.DECODE]
     interval = "" if report.asked.low is None else " (90 % interval)"
     yield f"[bold]predicted tokens per second[/]{interval}"
     yield f"  {BASES[report.asked.basis]}"
@@ -36,7 +36,7 @@ def prediction_lines(report: Report) -> Iterator[str]:
     yield from _decode_table("decode after", _columns(report, decode), {(p.context, p.batch): p for p in decode})
     yield from _bound(report)
     for point in report.points:
-        if point.kind is Kind.PREFILL:
+        if point.kind is Phase.PREFILL:
             first = f"first token after {_time(point.us)}"
             yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {rate_text(point.ceiling)}; {first}"
     yield from _ranks(report)
@@ -66,13 +66,13 @@ def _ranks(report: Report) -> Iterator[str]:
     yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
     if link is None:
         return
-    decode = [each for each in report.joined_points if each.point.kind is Kind.DECODE]
+    decode = [each for each in report.joined_points if each.point.kind is Phase.DECODE]
     batches = _columns(report, [each.point for each in decode])
     yield from _decode_table("with sums", batches, {(each.point.context, each.point.batch): each for each in decode})
     waits = {each.point.batch: f"{each.wait.us:.0f}" for each in decode}
     yield f"  a sum takes {', '.join(waits[batch] for batch in batches)} us"
     for each in report.joined_points:
-        if each.point.kind is Kind.PREFILL:
+        if each.point.kind is Phase.PREFILL:
             yield f"  prefill {each.point.context:<7}{_cell(each):>{CELL}} with sums of {each.wait.us:.0f} us"
 
 

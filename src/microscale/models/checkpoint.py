@@ -21,7 +21,7 @@ import torch
 
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models.json_object import read_json_object
-from microscale.models.reading.chunks import Reads
+from microscale.models.reading.chunks import DiskReads
 from microscale.models.reading.nan_check import TOGETHER, NanCheck
 from microscale.models.reading.parts import PartAssembly, Range, RankPart, ranges
 from microscale.models.reading.read_ahead import ReadAhead
@@ -168,7 +168,9 @@ class FromCheckpoint:
     def read_one(self, name: str, device: torch.device) -> Tensor:
         return self._checkpoint.read(name, device)
 
-    def read_through(self, device: torch.device, reads: Reads | None = None, targets: Targets | None = None) -> None:
+    def read_through(
+        self, device: torch.device, reads: DiskReads | None = None, targets: Targets | None = None
+    ) -> None:
         """Bring every tensor to the device and keep none: what files and device allow."""
         entries = list(self.entries)
         with ReadAhead(entries, device, reads=reads, targets=targets) as ahead:

@@ -5,13 +5,14 @@ Every error names the file. This module does not import torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from microscale.errors import BadCheckpoint, BadConfig, BadSetting
+from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.models.json_object import JsonObject, read_json_object
 from microscale.parallel.sharding import Shard
 
@@ -77,6 +78,9 @@ class ModelConfig(Protocol):
         """Whether lm_head is the embedding table."""
 
     @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+
+    @property
     def sliding_window(self) -> int: ...
 
     @property
@@ -129,7 +133,6 @@ def check_top_k(top_k: int, num_experts: int) -> None:
 
 
 def check_end_tokens(config: ModelConfig) -> None:
-    """Refuse end tokens outside the vocabulary."""
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab_size:
             raise BadConfig(f"end token {token} is not in the vocabulary of {config.vocab_size}.")
@@ -168,6 +171,45 @@ def apply_overrides(file: JsonObject, overrides: Mapping[str, object], known: fr
             raise file.fault("num_hidden_layers", f"asks for {num_layers} layers of a model that has {len(kinds)}")
         data["layer_types"] = kinds[:num_layers]
     return file
+
+
+KEYS: Mapping[str, str] = {
+    "num_layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "rms_epsilon": "rms_norm_eps",
+    "max_context": "max_position_embeddings",
+}
+"""Fields of a config, with their keys in a Hugging Face config.json."""
+_TYPES: Mapping[Any, type] = {"int": int, "float": float, "bool": bool}
+
+
+def read_fields(file: JsonObject, record: type, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The values of these fields of a dataclass. The dataclass has their types, ``keys`` their keys in the file."""
+    types = {field.name: field.type for field in fields(record)}
+    if "num_layers" in keys:
+        read_num_layers(file)
+    return {name: file.require(key, _TYPES[types[name]]) for name, key in keys.items()}
+
+
+def write_fields(config: object, keys: Mapping[str, str]) -> dict[str, object]:
+    """The inverse of ``read_fields``."""
+    return {key: getattr(config, name) for name, key in keys.items()}
+
+
+def refuse_others(file: JsonObject, only: Mapping[str, object]) -> None:
+    """Refuse keys whose values would mean other arithmetic. An absent key has the value in ``only``."""
+    for key, value in only.items():
+        given = file.data.get(key)
+        if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
+            raise Unsupported(f"{file.source}: {key!r} {_shown(given)} is not supported; supported is {_shown(value)}.")
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def read_num_layers(file: JsonObject) -> int:

@@ -14,20 +14,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind
+from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.taps import Taps
-from microscale.planning.ops import AttentionBatch, Logits, PagedKv, RopeTable
+from microscale.models.weights import Weights, tied_lm_head
+from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops, PagedKv, RopeTable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 State = TypeVar("State")
-"""What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
+"""What goes from layer to layer next to the residual stream: what is still to be added to it, or its norm."""
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
@@ -44,10 +45,14 @@ def without_gradients(function: Callable[Parameters, Result]) -> Callable[Parame
 
 
 class DecoderLayer(Protocol[State]):
-    """One layer, bound to its kernels."""
+    """One layer, bound to its kernels: its bound ops are attributes, and ``small`` is one of them."""
 
     @property
     def kind(self) -> LayerKind: ...
+
+    @property
+    def uses(self) -> Mapping[str, str]:
+        """Attribute → its name in plans. ``microscale profile`` times each."""
 
     def forward(
         self, x: Tensor, state: State, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
@@ -64,10 +69,61 @@ class DecoderLayer(Protocol[State]):
 
 
 class Decoder(ABC, Generic[State]):
-    """A model of such layers. A family says how it begins and how it ends."""
+    """A model of such layers. A family defines how layers are bound, and how the model begins and ends.
 
-    rope: Mapping[LayerKind, RopeTable]
+    Loading reads one layer at a time; a layer's checkpoint bytes are freed as soon as it is packed.
+    """
+
+    config: ModelConfig
     layers: Sequence[DecoderLayer[State]]
+    softcap: float | None = None
+
+    def __init__(
+        self,
+        weights: Weights[Any, Any],
+        ops: Ops,
+        device: torch.device,
+        page_size: int = 16,
+        on_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_layer`` is called after each layer."""
+        config = weights.config
+        self.config = config
+        self.ops = ops
+        self.device = device
+        self.page_size = page_size
+        table = weights.embed(device)
+        self.embed = ops.embed(table)
+        layers = []
+        for layer_idx in range(config.num_layers):
+            layers.append(self.bind_layer(layer_idx, weights.layer(layer_idx, device)))
+            on_layer()
+        self.layers = layers
+        self.bind_norm(weights.norm(device))
+        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
+        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), self.softcap)
+        self.sampling = ops.sampling(config.vocab_size)
+        self.rope: Mapping[LayerKind, RopeTable] = ops.computed(self.rope_tables)
+
+    @abstractmethod
+    def bind_layer(self, layer_idx: int, tensors: Any) -> DecoderLayer[State]:
+        """One layer on its kernels, bound in the order in which they run: see ``models/outline.py``."""
+
+    @abstractmethod
+    def bind_norm(self, weight: Tensor) -> None:
+        """Keep the final norm. All layers are bound."""
+
+    @abstractmethod
+    def rope_tables(self) -> Mapping[LayerKind, RopeTable]: ...
+
+    @abstractmethod
+    def head_shapes(self) -> Mapping[LayerKind, tuple[int, int]]:
+        """KV heads and their size, for each kind of layer."""
+
+    def new_cache(self, num_pages: Mapping[LayerKind, int]) -> KvCache:
+        """An empty KV cache with this many pages for each kind of layer."""
+        kinds, shapes = self.config.layer_kinds, self.head_shapes()
+        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:

@@ -1,40 +1,35 @@
 """The model families, and the one place that lists them. A model's family is known by a preset's name, by
-``model_type`` in its config.json, or by its config's type. Also what the rest of the program needs of any model."""
+``model_type`` in its config.json, or by its config's type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, LoadFormat, ModelConfig, read_config_file
+from microscale.models.config import LoadFormat, ModelConfig, read_config_file
+from microscale.models.decoder import Decoder
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.gemma4 import config as gemma4
 from microscale.models.gemma4 import config_file as gemma4_file
 from microscale.models.gemma4 import weights as gemma4_weights
 from microscale.models.gemma4.model import Gemma4
 from microscale.models.gpt_oss import config as gpt_oss
-from microscale.models.gpt_oss import config_file as gpt_oss_file
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.qwen3_moe import config as qwen3_moe
-from microscale.models.qwen3_moe import config_file as qwen3_moe_file
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
-from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
-from microscale.models.taps import Taps
 from microscale.models.tensor_table import TensorTable
 from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
 from microscale.parallel.sharding import WHOLE, Shard
-from microscale.planning.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
+from microscale.planning.ops import Ops
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 Config = TypeVar("Config", bound=ModelConfig)
 Layer = TypeVar("Layer")
@@ -44,40 +39,8 @@ ModelWeights: TypeAlias = "Weights[ModelConfig, Any]"
 """Opened weights of any family."""
 
 
-class AnyLayer(Protocol):
-    """A decoder layer: its bound ops are attributes, and ``small`` is one of them."""
-
-    @property
-    def kind(self) -> LayerKind: ...
-
-    @property
-    def uses(self) -> Mapping[str, str]:
-        """Attribute → what plans call it. ``microscale profile`` times each."""
-
-
-class AnyModel(Protocol):
-    """What the rest of the program needs of a model."""
-
-    ops: Ops
-    device: torch.device
-    page_size: int
-    embed: Embedding
-    lm_head: Dense
-    sampling: Sampling
-
-    @property
-    def layers(self) -> Sequence[AnyLayer]: ...
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
-
-    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
-
-    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
-
-    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+AnyModel: TypeAlias = "Decoder[Any]"
+"""A bound model of any family."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +62,17 @@ class ModelFamily(Generic[Config, Layer]):
     """One rank's part of a checkpoint, which is checked against its own config in full."""
     build: Callable[[Weights[Config, Layer], Ops, torch.device, int, Callable[[], None]], AnyModel]
     """The model of these weights, on a device, with pages of this size. Calls back after each layer."""
-    published: Callable[[Config], PublishedCheckpoint] | None = None
-    """The checkpoint of this shape as it is published, where random ones can be written."""
 
 
 GPT_OSS = ModelFamily(
-    model_types=(gpt_oss_file.MODEL_TYPE,),
+    model_types=(gpt_oss.MODEL_TYPE,),
     config=gpt_oss.GptOssConfig,
     presets=gpt_oss.PRESETS,
-    preset=gpt_oss_file.preset,
-    read=lambda folder, overrides: gpt_oss_file.read_config(folder, overrides).config,
+    preset=gpt_oss.preset,
+    read=lambda folder, overrides: gpt_oss.read_config(folder, overrides).config,
     table=gpt_oss_weights.tensor_table,
     open=gpt_oss_weights.open_gpt_oss,
     build=GptOss,
-    published=gpt_oss_weights.published,
 )
 GEMMA4 = ModelFamily(
     model_types=gemma4_file.MODEL_TYPES,
@@ -125,11 +85,11 @@ GEMMA4 = ModelFamily(
     build=Gemma4,
 )
 QWEN3_MOE = ModelFamily(
-    model_types=(qwen3_moe_file.MODEL_TYPE,),
+    model_types=(qwen3_moe.MODEL_TYPE,),
     config=qwen3_moe.Qwen3MoeConfig,
     presets=qwen3_moe.PRESETS,
-    preset=qwen3_moe_file.preset,
-    read=qwen3_moe_file.read_config,
+    preset=qwen3_moe.preset,
+    read=qwen3_moe.read_config,
     table=qwen3_moe_weights.tensor_table,
     open=qwen3_moe_weights.open_qwen3_moe,
     build=Qwen3Moe,
@@ -214,17 +174,6 @@ def shape_weights(config: ModelConfig, tensors: TensorMaker) -> ModelWeights:
     return DummyWeights(config, _family_of(config).table(config), tensors)
 
 
-def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object]) -> int:
-    """Write random weights of a preset's shapes to ``folder``, as its family is published; returns their bytes."""
-    if name not in PRESETS:
-        raise BadSetting(f"{name!r} is not a preset; presets are {', '.join(PRESETS)}.")
-    config = preset(name, overrides)
-    published = _family_of(config).published
-    if published is None:
-        raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
-    return write_random(published(config), folder)
-
-
 __all__ = [
     "FAMILIES",
     "PRESETS",
@@ -238,5 +187,4 @@ __all__ = [
     "preset",
     "read_model_config",
     "shape_weights",
-    "write_random_checkpoint",
 ]

@@ -9,22 +9,32 @@ and is added to the stream and normed in QKV's launch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 import torch
 
-from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, ModelConfig
+from microscale.errors import BadConfig
+from microscale.formats import BLOCK
+from microscale.models.batch import ForwardBatch
+from microscale.models.config import (
+    NO_SLIDING_LAYERS,
+    LayerKind,
+    check_blocks,
+    check_end_tokens,
+    check_heads,
+    check_positive,
+    check_top_k,
+    last_of_each,
+)
 from microscale.models.decoder import Decoder
-from microscale.models.weights import Weights, tied_lm_head
+from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 from microscale.planning.ops import (
     Attention,
     AttentionBatch,
     AttentionSpec,
     Dense,
-    DenseWeights,
     HeadNorms,
     Logits,
     Moe,
@@ -48,14 +58,63 @@ Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """The numbers of a layer that its arithmetic needs."""
+@dataclass(frozen=True, kw_only=True)
+class PreNormConfig:
+    """The architecture of a model of such layers."""
 
+    num_layers: int
+    hidden: int
+    intermediate: int
+    """Width of one expert after the gate; ``gate_up`` has twice as many rows."""
     num_heads: int
+    num_kv_heads: int
     head_dim: int
+    num_experts: int
     top_k: int
+    vocab_size: int
+    layer_kinds: tuple[LayerKind, ...]
+    sliding_window: int = NO_SLIDING_LAYERS
+    """Number of positions that a sliding layer sees, including the token itself."""
     rms_epsilon: float
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    tied: bool = False
+    """lm_head is the embedding table."""
+    shard: Shard = WHOLE
+    """The rank that this part of the model belongs to: heads and widths above are the rank's own."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
+        check_positive(self, "num_experts", "top_k", "vocab_size", "sliding_window", "rms_epsilon", "max_context")
+        if len(self.layer_kinds) != self.num_layers:
+            raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_blocks(self, BLOCK, "hidden", "intermediate")
+        check_top_k(self.top_k, self.num_experts)
+        check_end_tokens(self)
+
+    @property
+    def qkv_rows(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def sharded(self, shard: Shard) -> Self:
+        """One rank's part: its heads, and its width of every expert."""
+        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
+        return replace(
+            self,
+            num_heads=len(heads.heads),
+            num_kv_heads=len(heads.kv_heads),
+            intermediate=split_width(self.intermediate, BLOCK, shard).size,
+            shard=shard,
+        )
+
+    def shortened(self) -> Self:
+        """The model with one layer of each kind: all kernels, in the time of two layers. With one kind it has two
+        layers: the first one reads the embedding, the other a sum."""
+        kinds = tuple(self.layer_kinds[place] for place in last_of_each(self.layer_kinds))
+        if len(kinds) == 1:
+            kinds *= min(2, self.num_layers)
+        return replace(self, num_layers=len(kinds), layer_kinds=kinds)
 
 
 @dataclass(eq=False)
@@ -63,7 +122,7 @@ class PreNormLayer:
     """One layer, bound to its kernels. A profile replaces them by its own."""
 
     kind: LayerKind
-    sizes: LayerSizes
+    config: PreNormConfig
     attn_norm: Tensor
     qkv: Dense
     head_norms: HeadNorms | None
@@ -101,65 +160,36 @@ class PreNormLayer:
         return self._feed_forward(self.attention(q, kv, queries), x)
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
-        epsilon = self.sizes.rms_epsilon
+        epsilon = self.config.rms_epsilon
         if isinstance(added, torch.Tensor) and self.qkv.why_not_fused_norm(x.shape[0]) is None:
             qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
-            return qkv.view(x.shape[0], -1, self.sizes.head_dim), x
+            return qkv.view(x.shape[0], -1, self.config.head_dim), x
         if added is None:
             normed = self.small.rms_norm(x, self.attn_norm, epsilon)
         else:
             normed, x = self.add_norm(added, x, self.attn_norm)
-        return self.qkv(normed).view(x.shape[0], -1, self.sizes.head_dim), x
+        return self.qkv(normed).view(x.shape[0], -1, self.config.head_dim), x
 
     def _write(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
-        heads, slots = self.sizes.num_heads, batch.slots[self.kind]
+        heads, slots = self.config.num_heads, batch.slots[self.kind]
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
     def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the residual stream with what is to be added to it, and that."""
-        return self.small.add_rms_norm(added, x, weight, self.sizes.rms_epsilon)
+        return self.small.add_rms_norm(added, x, weight, self.config.rms_epsilon)
 
     def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
         added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
-            added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
+            added, x, self.mlp_norm, self.config.rms_epsilon, self.router, self.config.top_k
         )
         if self.ranks.world == 1 and self.experts.why_not_parts(x.shape[0]) is None:
             return x, self.experts.parts(normed, routing)
         return x, self.ranks.sum(self.experts(normed, routing))
 
 
-class PreNormConfig(ModelConfig, Protocol):
-    """What a model of such layers needs of its config."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def num_experts(self) -> int: ...
-
-    @property
-    def top_k(self) -> int: ...
-
-    @property
-    def rms_epsilon(self) -> float: ...
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
-
-
 Config = TypeVar("Config", bound=PreNormConfig)
 LayerTensors = TypeVar("LayerTensors")
-
-
-def layer_sizes(config: PreNormConfig) -> LayerSizes:
-    return LayerSizes(config.num_heads, config.head_dim, config.top_k, config.rms_epsilon)
 
 
 def attention_spec(config: PreNormConfig, kind: LayerKind, ops: Ops, page_size: int, *, sinks: bool) -> AttentionSpec:
@@ -190,54 +220,25 @@ def small_spec(config: PreNormConfig, ops: Ops) -> SmallSpec:
 
 
 class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
-    """A whole model of such layers. A family says how a layer is bound to its kernels and what its rope is.
+    """A whole model of such layers. A family defines how a layer is bound to its kernels, and its rope."""
 
-    Loading reads one layer at a time; a layer's checkpoint bytes are freed as soon as it is packed.
-    """
-
+    config: Config
     layers: Sequence[PreNormLayer]
 
-    def __init__(
-        self,
-        weights: Weights[Config, LayerTensors],
-        ops: Ops,
-        device: torch.device,
-        page_size: int = 16,
-        on_layer: Callable[[], None] = lambda: None,
-    ) -> None:
-        config = weights.config
-        self.config = config
-        self.ops = ops
-        self.device = device
-        self.page_size = page_size
-        table = weights.embed(device)
-        self.embed = ops.embed(table)
-        layers = []
-        for layer_idx, kind in enumerate(config.layer_kinds):
-            layers.append(self.bind_layer(kind, weights.layer(layer_idx, device)))
-            on_layer()
-        self.layers = layers
-        self.norm = self.bind_norm(weights.norm(device))
-        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
-        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head))
-        self.sampling = ops.sampling(config.vocab_size)
-        self.rope = dict.fromkeys(config.layer_kinds, ops.computed(self.rope_table))
-
     @abstractmethod
-    def bind_layer(self, kind: LayerKind, tensors: LayerTensors) -> PreNormLayer:
-        """One layer on its kernels, bound in the order in which they run: see ``models/outline.py``."""
+    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> PreNormLayer: ...
 
     @abstractmethod
     def rope_table(self) -> RopeTable: ...
 
-    def bind_norm(self, weight: Tensor) -> Tensor:
-        return weight.to(self.ops.dtype)
+    def bind_norm(self, weight: Tensor) -> None:
+        self.norm = weight.to(self.ops.dtype)
 
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
-        """An empty KV cache with this many pages for each kind of layer."""
-        config = self.config
-        shapes = dict.fromkeys(LayerKind, (config.num_kv_heads, config.head_dim))
-        return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
+    def rope_tables(self) -> dict[LayerKind, RopeTable]:
+        return dict.fromkeys(self.config.layer_kinds, self.rope_table())
+
+    def head_shapes(self) -> dict[LayerKind, tuple[int, int]]:
+        return dict.fromkeys(LayerKind, (self.config.num_kv_heads, self.config.head_dim))
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Added]:
         return self.embed(token_ids), None

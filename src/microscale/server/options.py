@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from microscale.engine.client.launch import Launch
+from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
 from microscale.errors import BadSetting
@@ -104,6 +104,6 @@ class ServeOptions:
     drain_s: float = 30.0
     strict_eos: bool = True
     """Whether the model's end tokens must be the tokenizer's. False for random weights, which use another tokenizer."""
-    launch: Launch = field(default_factory=Launch)
+    launch: EngineProcess = field(default_factory=EngineProcess)
     on_ready: Callable[[Ready, str], None] = lambda ready, address: None
     """Called with the engine's description and the server's address once the server is ready."""

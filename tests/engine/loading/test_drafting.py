@@ -12,7 +12,7 @@ from msgspec import structs
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.drafting import prepare_head
-from microscale.engine.loading.fit import plan_and_reckon
+from microscale.engine.loading.fit import plan_and_size
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.warming import recorded
@@ -106,7 +106,7 @@ def test_its_weights_and_pages_are_counted() -> None:
     shape = outline("gpt-oss-20b", PRESETS["gpt-oss-20b"], Activations.BF16, 16, 4096)
     head = prepare_head(weights, setup, 16)
     plain = Workload(context=4096, sequences=8, draft_tokens=3)
-    without, with_head = (plan_and_reckon(shape, setup, work)[1] for work in (plain, replace(plain, head=head.need)))
+    without, with_head = (plan_and_size(shape, setup, work)[1] for work in (plain, replace(plain, head=head.need)))
     numbers = 2880 * 8640 + 5760 * (64 + 2 * 8) * 64 + 2880 * 64 * 64 + 3 * 2880 * 17280 + 32000 * 2880
     assert with_head.weights["draft_head"] == pytest.approx(2 * numbers, rel=0.001)
     assert with_head.weights.keys() - without.weights.keys() == {"draft_head"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale import hardware
-from microscale.engine.loading.fit import plan_and_reckon
+from microscale.engine.loading.fit import plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.hardware import GIB
 from microscale.models.config import LayerKind
@@ -26,7 +26,7 @@ CASES = [
 
 
 def reckoned(shape: Outline, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
-    memory = plan_and_reckon(shape, setup, workload, available)[1]
+    memory = plan_and_size(shape, setup, workload, available)[1]
     assert memory.fits
     return memory
 

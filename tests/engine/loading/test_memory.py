@@ -10,7 +10,7 @@ import torch
 
 from microscale import hardware
 from microscale.engine.limits import SCORED_TOKENS
-from microscale.engine.loading.fit import check_fits, plan_and_reckon, refusal, ways
+from microscale.engine.loading.fit import check_fits, plan_and_size, refusal, ways
 from microscale.engine.loading.memory import Memory, Workload, weight_bytes
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.errors import BadSetting, Unsupported
@@ -40,12 +40,12 @@ def setup(card: str, precision: str = "exact") -> Setup:
 
 def sums(model: str, card: str, workload: Workload, precision: str = "exact", available: int | None = None) -> Memory:
     chosen = setup(card, precision)
-    return plan_and_reckon(shape(model), chosen, workload, available)[1]
+    return plan_and_size(shape(model), chosen, workload, available)[1]
 
 
 def check(model: Outline, chosen: Setup, workload: Workload) -> None:
     """As a start does."""
-    check_fits(model, chosen, plan_and_reckon(model, chosen, workload)[1])
+    check_fits(model, chosen, plan_and_size(model, chosen, workload)[1])
 
 
 def test_weights_and_kv_of_gpt_oss_120b_by_hand() -> None:
@@ -125,20 +125,20 @@ def test_unified_memory_is_what_the_system_reports_less_room() -> None:
 def test_a_start_on_unified_memory_is_refused_before_the_system_has_less_than_its_reserve() -> None:
     """120b fits an idle GB10. With less free it would leave too little; the refusal says what helps, and that fits."""
     model, chosen, workload = shape("gpt-oss-120b"), setup("gb10"), Workload(context=4096)
-    _, idle = plan_and_reckon(model, chosen, workload, 120 * GIB)
+    _, idle = plan_and_size(model, chosen, workload, 120 * GIB)
     assert idle.fits
     free = idle.needed + 6 * GIB
-    _, memory = plan_and_reckon(model, chosen, workload, free)
+    _, memory = plan_and_size(model, chosen, workload, free)
     assert not memory.fits
     text = refusal(model, chosen, memory)
     assert f"{free / GIB:.1f} GiB free, 8.0 of them left to the system" in text
     assert "it fits with --reserve-memory 4 (" in text
-    assert plan_and_reckon(model, chosen, replace(workload, reserve=4 * GIB), free)[1].fits
-    assert plan_and_reckon(model, chosen, workload, idle.needed + 8 * GIB)[1].fits
+    assert plan_and_size(model, chosen, replace(workload, reserve=4 * GIB), free)[1].fits
+    assert plan_and_size(model, chosen, workload, idle.needed + 8 * GIB)[1].fits
 
 
 def test_pages_leave_the_reserve_too() -> None:
-    _, memory = plan_and_reckon(shape("gpt-oss-20b"), setup("gb10"), Workload(), 100 * GIB)
+    _, memory = plan_and_size(shape("gpt-oss-20b"), setup("gb10"), Workload(), 100 * GIB)
     pages = memory.pages()
     kv = memory.kv.page_size * (
         pages[LayerKind.FULL] * memory.kv.full_per_token + pages[LayerKind.SLIDING] * memory.kv.sliding_per_position
@@ -169,7 +169,7 @@ def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
         check(model, chosen, workload)
     text = str(error.value)
     assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
-    found, _ = ways(model, chosen, plan_and_reckon(model, chosen, workload)[1])
+    found, _ = ways(model, chosen, plan_and_size(model, chosen, workload)[1])
     shorter = int(found[1].options.removeprefix("--max-model-len "))
     assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")
     for way in found:

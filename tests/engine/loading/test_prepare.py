@@ -16,10 +16,9 @@ from msgspec import structs
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import build, fit, prepare
-from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.description import describe
+from microscale.engine.loading.build import Queueing, build_engine, describe
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import workload_of
+from microscale.engine.loading.prepare import workload_of
 from microscale.engine.predictions import Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
@@ -48,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for name in ("open_weights", "outline", "choose_device", "choose_activations", "gpu_of"):
         counted(prepare, name)
-    for name in ("make_plan", "reckon"):
+    for name in ("make_plan", "memory_for"):
         counted(fit, name)
     counted(hardware, "available_memory")
     return found
@@ -57,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_everything_is_settled_once_from_options_to_engine(calls: Counter[str]) -> None:
     prepared = prepare.prepare(TINY)
     build_engine(prepared, Queueing())
-    parts = ("open_weights", "outline", "choose_device", "choose_activations", "gpu_of", "make_plan", "reckon")
+    parts = ("open_weights", "outline", "choose_device", "choose_activations", "gpu_of", "make_plan", "memory_for")
     assert calls == Counter((*parts, "available_memory"))
 
 
@@ -173,7 +172,7 @@ def test_what_no_model_could_mend_is_refused_before_one_is_looked_for(
 
 
 def test_what_does_not_fit_is_refused_with_the_words_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One refusal, whoever asks: a start and ``explain`` reckon with the same parts."""
+    """One refusal, whoever asks: a start and ``explain`` compute with the same parts."""
     monkeypatch.setattr(hardware, "available_memory", lambda gpu, index=0: 2**30)
     monkeypatch.setattr(hardware, "detect", lambda index=0: hardware.cpu())
     asked = EngineConfig(

@@ -19,7 +19,7 @@ import pytest
 
 from microscale.engine.client import launch as launching
 from microscale.engine.client.client import EngineClient
-from microscale.engine.client.launch import Launch
+from microscale.engine.client.launch import EngineProcess
 from microscale.engine.client.stream import Stream
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
@@ -34,7 +34,7 @@ from microscale.engine.protocol.messages import (
     FromEngine,
     GetStats,
     Hello,
-    Load,
+    LoadEngine,
     Loading,
     Ready,
     Submit,
@@ -84,7 +84,7 @@ def run() -> Iterator[Run]:
 def engine(run: Run) -> Iterator[EngineClient]:
     """The real engine over the mock model, in a process."""
     config = EngineConfig("mock", max_num_seqs=8, max_num_batched_tokens=64, max_queue=64, block_size=4)
-    client = run(EngineClient.start(config, Launch(MOCK)))
+    client = run(EngineClient.start(config, EngineProcess(MOCK)))
     yield client
     run(client.close())
 
@@ -105,7 +105,7 @@ async def tokens_of(stream: Stream) -> list[int | None]:
 
 
 async def counting(model: str = "", **launch: Any) -> EngineClient:
-    return await EngineClient.start(EngineConfig(model, drain_s=20.0), Launch(COUNTING, **launch))
+    return await EngineClient.start(EngineConfig(model, drain_s=20.0), EngineProcess(COUNTING, **launch))
 
 
 def gone(pid: int) -> bool:
@@ -268,7 +268,7 @@ def test_the_engine_serves_a_real_model(run: Run) -> None:
     heard: list[tuple[int, int]] = []
 
     async def ask() -> list[list[int | None]]:
-        launch = Launch(on_progress=lambda done, total: heard.append((done, total)))
+        launch = EngineProcess(on_progress=lambda done, total: heard.append((done, total)))
         async with await EngineClient.start(config, launch) as client:
             assert (client.ready.vocab_size, client.ready.max_model_len) == (512, 128)
             assert client.ready.eos_token_ids == (511,)
@@ -379,7 +379,7 @@ def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: p
 def test_what_cannot_be_asked_of_the_engine(run: Run) -> None:
     config = EngineConfig("m", gpu_memory_utilization=2.0)
     with pytest.raises(BadSetting, match=r"^This cannot be asked of the engine: .*\$.config.gpu_memory_utilization"):
-        run(EngineClient.start(config, Launch(COUNTING)))
+        run(EngineClient.start(config, EngineProcess(COUNTING)))
 
 
 def test_a_process_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,7 @@ def test_a_configuration_that_cannot_be_read_is_refused_here(run: Run) -> None:
     with pytest.raises(BadSetting, match=r"\$.config.gpu_memory_utilization"):
         run(EngineClient.start(EngineConfig("m", gpu_memory_utilization=2.0)))
     with pytest.raises(EngineDied, match="cannot be started"):
-        run(EngineClient.start(EngineConfig("m"), Launch(("/nowhere/python",))))
+        run(EngineClient.start(EngineConfig("m"), EngineProcess(("/nowhere/python",))))
 
 
 GREETS = encode(Hello(VERSION)) + encode(Ready(9, 9, (), ""))
@@ -450,7 +450,7 @@ GREETS = encode(Hello(VERSION)) + encode(Ready(9, 9, (), ""))
 def test_a_process_that_speaks_nonsense_at_the_start(run: Run, says: bytes, sentence: str) -> None:
     script = f"import os, sys; os.write(int(sys.argv[-1]), {says!r}); os.read(int(sys.argv[-1]), 9); sys.exit(3)"
     with pytest.raises(BadCheckpoint if sentence == "damaged" else EngineDied, match=sentence):
-        run(EngineClient.start(EngineConfig("m"), Launch((sys.executable, "-S", "-c", script))))
+        run(EngineClient.start(EngineConfig("m"), EngineProcess((sys.executable, "-S", "-c", script))))
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_a_process_that_speaks_nonsense_later(run: Run, says: bytes) -> None:
     )
 
     async def whole() -> None:
-        client = await EngineClient.start(EngineConfig("m"), Launch((sys.executable, "-S", "-c", script)))
+        client = await EngineClient.start(EngineConfig("m"), EngineProcess((sys.executable, "-S", "-c", script)))
         asked = [asyncio.create_task(client.submit(request("r", [1], 1))), asyncio.create_task(client.stats())]
         for task in asked:
             with pytest.raises(EngineDied, match="cannot be understood and was killed"):
@@ -569,7 +569,7 @@ class Owner:
 
 
 def load_message(model: str = "") -> bytes:
-    return encode(Hello(VERSION)) + encode(Load(EngineConfig(model)))
+    return encode(Hello(VERSION)) + encode(LoadEngine(EngineConfig(model)))
 
 
 @pytest.mark.parametrize("model, until", [("hangs at load", Loading), ("", Ready), ("hangs in a step", Ready)])
@@ -591,8 +591,8 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
             b"",
             f"version {VERSION + 1} of Microscale's messages and this one version {VERSION}",
         ),
-        (encode(Hello(VERSION)) + encode(GetStats()), b"", "second message must be Load and is GetStats"),
-        (load_message(), encode(Load(EngineConfig(""))), "The engine is loaded already"),
+        (encode(Hello(VERSION)) + encode(GetStats()), b"", "second message must be LoadEngine and is GetStats"),
+        (load_message(), encode(LoadEngine(EngineConfig(""))), "The engine is loaded already"),
         (load_message(), b"\xff" * 9, "A message has 4294967295 bytes"),
         (load_message(), encode(Abort("7")) + encode(Abort("")), "cannot be read"),
     ],

@@ -30,7 +30,7 @@ from microscale.engine.protocol.messages import (
     FromEngine,
     GetStats,
     Hello,
-    Load,
+    LoadEngine,
     Loading,
     Ready,
     Refused,
@@ -80,7 +80,7 @@ def test_what_is_too_large_is_not_sent() -> None:
 
 PARAMS = SamplingParams(max_tokens=3, temperature=0.5, seed=2**63 - 1, logit_bias={7: -100.0}, stop_token_ids=(1, 2))
 TO_ENGINE = [
-    Load(EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}})),
+    LoadEngine(EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}})),
     Submit("r", (1, 2, 3), PARAMS, priority=-1, cache_salt="tenant"),
     Submit("r", (), SamplingParams()),
     Abort("r"),

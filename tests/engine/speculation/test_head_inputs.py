@@ -12,7 +12,7 @@ from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.drafter import Launched, Target
+from microscale.engine.speculation.drafter import DraftTarget, LaunchedStep
 from microscale.engine.speculation.head_inputs import FULL, HeadInputs
 from microscale.engine.work import Work
 from microscale.models.config import LayerKind
@@ -29,12 +29,12 @@ def request(name: str, length: int) -> Request:
 
 
 @pytest.fixture
-def step() -> tuple[HeadInputs, Launched, dict[str, list[int]]]:
+def step() -> tuple[HeadInputs, LaunchedStep, dict[str, list[int]]]:
     """Four sequences decode, one with a prompt that ends, one goes on; and one is only scored."""
     pools = {kind: PagePool(PAGES) for kind in LayerKind}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     taps = Taps.empty((1,), 64, 8, torch.float32, CPU)
-    inputs = HeadInputs(Target(pools, limits, taps), MOST, VOCAB, CPU)
+    inputs = HeadInputs(DraftTarget(pools, limits, taps), MOST, VOCAB, CPU)
     schedule = [
         Work(request("two of three", 6), 5, 4, drafts=(7, 8, 9)),
         Work(request("goes on", 30), 4, 5),
@@ -51,7 +51,7 @@ def step() -> tuple[HeadInputs, Launched, dict[str, list[int]]]:
         pages[name] = list(pools[FULL].pages_of(name))
     drawn = torch.tensor([7, 8, 1, 50, 2, 8, 3, 2**31 - 1, 6, 5, 6, 9], dtype=torch.int32)
     firsts = {"two of three": 0, "none of two": 4, "ends": 7, "undrafted": 8, "all": 9}
-    return inputs, Launched(schedule, drawn, firsts), pages
+    return inputs, LaunchedStep(schedule, drawn, firsts), pages
 
 
 def slot(pages: list[int], position: int) -> int:
@@ -60,7 +60,7 @@ def slot(pages: list[int], position: int) -> int:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_rows_are_kept_as_far_as_drafts_were_accepted(
-    step: tuple[HeadInputs, Launched, dict[str, list[int]]], padded: bool
+    step: tuple[HeadInputs, LaunchedStep, dict[str, list[int]]], padded: bool
 ) -> None:
     inputs, launched, pages = step
     key = inputs.key(launched, 2, padded=padded)
@@ -96,7 +96,7 @@ def test_rows_are_kept_as_far_as_drafts_were_accepted(
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_guesses_go_on_in_own_pages_then_in_pages_that_no_other_sequence_has(
-    step: tuple[HeadInputs, Launched, dict[str, list[int]]], padded: bool
+    step: tuple[HeadInputs, LaunchedStep, dict[str, list[int]]], padded: bool
 ) -> None:
     inputs, launched, pages = step
     key = inputs.key(launched, MOST, padded=padded)
@@ -119,7 +119,7 @@ def test_guesses_go_on_in_own_pages_then_in_pages_that_no_other_sequence_has(
 
 
 def test_without_guesses_rows_are_kept_all_the_same(
-    step: tuple[HeadInputs, Launched, dict[str, list[int]]],
+    step: tuple[HeadInputs, LaunchedStep, dict[str, list[int]]],
 ) -> None:
     inputs, launched, _ = step
     found = []
@@ -158,8 +158,8 @@ def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool,
     drawn = torch.tensor([7, 8, 1, 50, 6, 5, 6, 9], dtype=torch.int32)
     firsts = {"two of three": 0, "undrafted": 4, "all": 5}
     found = []
-    for step in (Launched(known, drawn, firsts), Launched(unread, drawn, firsts, ahead)):
-        inputs = HeadInputs(Target(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
+    for step in (LaunchedStep(known, drawn, firsts), LaunchedStep(unread, drawn, firsts, ahead)):
+        inputs = HeadInputs(DraftTarget(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
         key = inputs.key(step, count, padded=padded)
         inputs.fill(step, key)
         batch = inputs.verified(key).batch
@@ -174,9 +174,9 @@ def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool,
 def test_a_step_of_nobody_touches_nobodys_page() -> None:
     pools = {kind: PagePool(PAGES) for kind in LayerKind}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
-    inputs = HeadInputs(Target(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
+    inputs = HeadInputs(DraftTarget(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
     key = inputs.sized(8, 2, MOST)
-    inputs.fill(Launched(()), key)
+    inputs.fill(LaunchedStep(()), key)
     batch = inputs.verified(key).batch
     assert batch.logits is not None
     assert batch.slots[FULL].tolist() == [NOBODY] * 8

@@ -22,7 +22,7 @@ from microscale.engine.pages import PagePool
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.drafter import Context, Launched, Target
+from microscale.engine.speculation.drafter import Context, DraftTarget, LaunchedStep
 from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length
 from microscale.engine.speculation.speculation import Speculation
@@ -386,12 +386,12 @@ def test_requests_that_ran_during_a_rest_get_no_drafts_and_later_ones_do() -> No
 def test_a_rest_leaves_holes_in_all_pages_that_a_step_ahead_may_write_to() -> None:
     drafter, pool = HeadDrafter(tiny_head("eagle3", TINY, 4), 3), PagePool(9)
     taps = Taps.empty(drafter.taps, 8, 64, torch.float32, CPU)
-    drafter.attach(Target(dict.fromkeys(LayerKind, pool), limits_for(tiny_model(TINY, 4)), taps))
+    drafter.attach(DraftTarget(dict.fromkeys(LayerKind, pool), limits_for(tiny_model(TINY, 4)), taps))
     request = Request("r", range(5), SamplingParams())
     pool.grow("r", 5)
-    drafter.rest(Launched([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=3)]))
+    drafter.rest(LaunchedStep([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=3)]))
     assert drafter._holes == set(pool.pages_of("r")[1:3])
-    drafter.rest(Launched([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=4)]))
+    drafter.rest(LaunchedStep([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=4)]))
     assert drafter._holes == set(pool.pages_of("r")[1:4])
 
 
@@ -401,7 +401,7 @@ def test_drafts_on_the_device_are_those_of_the_last_step_in_its_order() -> None:
     assert drafter.drafts_ahead([a, b], 2) is None
     assert not drafter.expects(Context(a, 3))  # a step is not read for drafts that do not exist
     drafter._host = None
-    drafter._guesses = drafter._to_host(torch.tensor([[1, 2, 3], [4, 5, 6]]), Launched((), None, {"a": 0, "b": 1}))
+    drafter._guesses = drafter._to_host(torch.tensor([[1, 2, 3], [4, 5, 6]]), LaunchedStep((), None, {"a": 0, "b": 1}))
     assert drafter.expects(Context(a, 3))
     found = drafter.drafts_ahead([a, b], 2)
     assert found is not None

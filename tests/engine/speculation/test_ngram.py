@@ -11,7 +11,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation import ngram
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
-from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.drafter import Context, LaunchedStep
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.work import Work
 from microscale.errors import BadSetting
@@ -69,7 +69,7 @@ def test_an_index_grows_with_its_request() -> None:
     chooser = random.Random(1)
     request = Request("r", [chooser.randrange(5) for _ in range(20)], SamplingParams())
     drafter = NgramDrafter(2, 4)
-    drafter.observe(Launched([Work(request, 0, 10)]), 4)
+    drafter.observe(LaunchedStep([Work(request, 0, 10)]), 4)
     for _ in range(200):
         found = list(drafter.propose([Context(request, 3)])[0])
         assert found == draft(request.tokens, 3)

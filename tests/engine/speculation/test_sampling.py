@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.reading import Choice
+from microscale.engine.reading import NextToken
 from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -76,7 +76,7 @@ def test_who_must_be_read_before_it_draws_again() -> None:
 # ---- one step --------------------------------------------------------------------------------------------------------
 
 
-def step(sampler: Sampler, number: int, draft: Sequence[int], rows: Tensor) -> list[Choice]:
+def step(sampler: Sampler, number: int, draft: Sequence[int], rows: Tensor) -> list[NextToken]:
     return sampler.read(sampler.draw(rows, [number], None, [draft]))[0]
 
 

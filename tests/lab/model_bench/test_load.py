@@ -14,12 +14,12 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.errors import BadSetting
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.families import write_random_checkpoint
-from microscale.models.reading.chunks import READS, Reads
+from microscale.models.reading.chunks import READS, DiskReads
 from microscale.models.reading.file import WeightFile
 from microscale_lab.cli.bench_load import parse_reads
 from microscale_lab.kernel_bench.rows import WrongResult
 from microscale_lab.model_bench import load as bench_load
+from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
 
 def tiny(folder: Path) -> Prepared:
@@ -67,7 +67,7 @@ def test_the_row_of_buffers_reads_every_byte_by_the_loaders_threads(
 
     monkeypatch.setattr(WeightFile, "read_into", counted)
     device = prepared.device
-    prepared.weights.read_through(device, Reads(2, 1 << 20), bench_load.OnlyBuffers(device))
+    prepared.weights.read_through(device, DiskReads(2, 1 << 20), bench_load.OnlyBuffers(device))
     assert sum(read) >= sum(entry.num_bytes for entry in prepared.weights.entries)
 
 

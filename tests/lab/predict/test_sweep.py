@@ -11,7 +11,7 @@ import pytest
 from microscale import hardware
 from microscale.bench import model as whole
 from microscale.cli import load
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting, Unsupported
 from microscale_lab.predict import stand_in, sweep, whole_models
 from microscale_lab.predict.fewer_sms import fewer_sms
@@ -38,11 +38,11 @@ def test_the_rows_that_tell_most_come_first() -> None:
 
 def test_a_row_keeps_the_time_of_a_step_or_of_a_prompt() -> None:
     row = sweep.row_of("gpt-oss-120b", "exact", ROW)
-    assert row.case == ModelCase("gpt-oss-120b", "exact", Kind.DECODE, 8, 144)
+    assert row.case == ModelCase("gpt-oss-120b", "exact", Phase.DECODE, 8, 144)
     assert row.us == pytest.approx(8 / 1500 * 1e6, rel=1e-4)
     assert row.spread == pytest.approx(0.02)
     prompt = sweep.row_of("gpt-oss-120b", "fast", replace(ROW, test="pp2048", batch=1, depth=0, tok_s=40_960.0))
-    assert (prompt.case.kind, prompt.case.context, prompt.us) == (Kind.PREFILL, 2048, 50_000.0)
+    assert (prompt.case.kind, prompt.case.context, prompt.us) == (Phase.PREFILL, 2048, 50_000.0)
 
 
 def test_a_sweep_goes_on_where_it_stopped() -> None:
@@ -92,7 +92,7 @@ def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path
     gb10 = hardware.known("gb10")
     step, prompt = (
         sweep.SweepRow(ModelCase("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
-        for kind, context in ((Kind.DECODE, 144), (Kind.PREFILL, 2048))
+        for kind, context in ((Phase.DECODE, 144), (Phase.PREFILL, 2048))
     )
     slower = [
         stand_in.held(row, gb10, few).predicted_us / stand_in.held(row, H200, whole_card).predicted_us

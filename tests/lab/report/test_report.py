@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from microscale.cli import load
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, speeds
 from microscale_lab.predict import fit, known_times, whole_models
@@ -110,7 +110,7 @@ def test_predictions_are_made_from_the_rows_of_a_report(tmp_path: Path, monkeypa
 
 def _predicted_us() -> float:
     """As the table of predictions is made."""
-    case = whole_models.ModelCase("gpt-oss-20b", "exact", Kind.DECODE, 1, 144)
+    case = whole_models.ModelCase("gpt-oss-20b", "exact", Phase.DECODE, 1, 144)
     return interval(fit.kernels(case, GB10), case, GB10).us
 
 

@@ -13,8 +13,8 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from microscale.engine.client.launch import Launch
-from microscale.engine.client.link import Link
+from microscale.engine.client.launch import EngineProcess
+from microscale.engine.client.link import EngineLink
 from microscale.engine.client.stream import OpenRequest, Stream
 from microscale.engine.config import EngineConfig
 from microscale.engine.output import Output, Stats
@@ -29,7 +29,7 @@ from microscale.engine.protocol.messages import (
     FromEngine,
     GetStats,
     Hello,
-    Load,
+    LoadEngine,
     Loading,
     Ready,
     Refused,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 class EngineClient:
     """``async with await EngineClient.start(config) as engine: …``"""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: EngineLink) -> None:
         self.ready: Ready
         """Of the loaded model; ``start`` sets it."""
         self._link = link
@@ -71,11 +71,11 @@ class EngineClient:
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
     @classmethod
-    async def start(cls, config: EngineConfig, launch: Launch | None = None) -> Self:
+    async def start(cls, config: EngineConfig, launch: EngineProcess | None = None) -> Self:
         """Start a process and wait until its model is loaded. What its load raises is raised here, in its own class."""
-        launch = Launch() if launch is None else launch
-        load = checked(Load(config), BadSetting)
-        client = cls(await Link.open(launch.command))
+        launch = EngineProcess() if launch is None else launch
+        load = checked(LoadEngine(config), BadSetting)
+        client = cls(await EngineLink.open(launch.command))
         try:
             async with asyncio.timeout(launch.load_timeout_s):
                 client._link.write(encode(Hello(VERSION)) + load)
@@ -298,7 +298,7 @@ class EngineClient:
         request.put(output)
 
 
-def checked(message: Submit | Load, error: type[MicroscaleError]) -> bytes:
+def checked(message: Submit | LoadEngine, error: type[MicroscaleError]) -> bytes:
     """A message that the engine process will be able to read: it is read here first. 10 us for 1000 tokens."""
     try:
         data = encode(message)
@@ -308,7 +308,7 @@ def checked(message: Submit | Load, error: type[MicroscaleError]) -> bytes:
     return data
 
 
-async def wait_ready(link: Link, launch: Launch) -> Ready:
+async def wait_ready(link: EngineLink, launch: EngineProcess) -> Ready:
     """Wait until the model is loaded; raises what its load raised, in its own class."""
     check_hello(await link.next_frame())
     while True:

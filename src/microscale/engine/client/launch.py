@@ -25,7 +25,7 @@ COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "microscale.engine.proce
 
 
 @dataclass(frozen=True)
-class Launch:
+class EngineProcess:
     """How the process is started, and how long it may be silent."""
 
     command: tuple[str, ...] = COMMAND

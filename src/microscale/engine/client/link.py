@@ -66,7 +66,7 @@ class _Frames(asyncio.Protocol):
         self.writable.set()
 
 
-class Link:
+class EngineLink:
     """``open`` starts the process; ``close`` leaves none behind."""
 
     def __init__(self, child: Child, transport: asyncio.WriteTransport, frames: _Frames) -> None:

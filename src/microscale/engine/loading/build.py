@@ -1,41 +1,46 @@
-"""From what was prepared to an engine: the model, as many KV pages as fit beside it, scheduler and sampler.
+"""From what was prepared to an engine: the model, as many KV pages as fit next to it, scheduler and sampler.
 
 Needs nothing of the server's: benchmarks build their engine here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.limits import Limits
-from microscale.engine.loading.description import describe
 from microscale.engine.loading.drafting import draft_costs, load_head
-from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
+from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.prepare import Prepared
-from microscale.engine.loading.team import Assembly, Team
 from microscale.engine.pages import PagePool
 from microscale.engine.predictions import BATCHES, Point, make_points
 from microscale.engine.runner import Model, ModelRunner
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import Scheduler
-from microscale.engine.speculation.drafter import ONE_RANK, Target
+from microscale.engine.speculation.drafter import DraftTarget
 from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import Speculation, describe_drafts
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, ModelConfig
+from microscale.planning.decision import Decision, Plan
+from microscale.planning.precision import Precision
+
+if TYPE_CHECKING:
+    from microscale.engine.ranks.leader import RankTeam
 
 PREDICTED_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
 class Queueing:
-    """What the scheduler may do, beside what the workload says."""
+    """Options of the scheduler that are not part of the workload."""
 
     max_queue: int = 1024
     prefix_caching: bool = True
@@ -49,7 +54,24 @@ class Built:
     config: ModelConfig
     max_model_len: int
     plan: str
-    """What runs and why, and where memory goes: see ``description``."""
+    """What runs and why, and where memory goes: see ``describe``."""
+
+
+class Laps:
+    """How long the parts of a load took, for one line of the log: seconds from one call to the next."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def __call__(self, part: str) -> None:
+        """This part is over, and the next begins."""
+        now = time.perf_counter()
+        self._parts[part] = now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {seconds:.2f} s" for part, seconds in self._parts.items())
 
 
 def build_engine(
@@ -61,8 +83,8 @@ def build_engine(
     vocabulary: Vocabulary | None = None,
     laps: Laps | None = None,
 ) -> Built:
-    """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there, ``laps`` how long
-    the parts took."""
+    """Load a model and make an engine of it. ``on_progress`` gets the bytes that are loaded and their total, ``laps``
+    how long the parts took."""
     laps = Laps() if laps is None else laps
     config, workload, pages = prepared.config, prepared.memory.workload, prepared.pages()
     # Where the user named no context, it is the model's, as far as the pages reach.
@@ -76,8 +98,8 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    with ThreadPoolExecutor(1, "predictions") as beside:  # the disk leaves them time
-        predicted = beside.submit(_points, prepared, max_model_len)
+    with ThreadPoolExecutor(1, "predictions") as executor:  # the disk leaves them time
+        predicted = executor.submit(_points, prepared, max_model_len)
         model = load(prepared, on_progress)
     costs = None if prepared.options.speculative is None else _draft_costs(prepared)
     speculation = load_speculation(prepared, model, costs)
@@ -94,9 +116,9 @@ def build_engine(
     laps("KV cache and inputs")
     ranks = [] if prepared.team is None else prepared.team.memory
     drafts = _drafts(prepared, costs)
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
+    plan = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
     laps("description")
-    return Built(engine, config, max_model_len, told)
+    return Built(engine, config, max_model_len, plan)
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, costs: DraftCosts | None = None) -> Speculation | None:
@@ -148,9 +170,9 @@ def assemble(
     vocabulary: Vocabulary | None = None,
     speculation: Speculation | None = None,
     make_sampler: Callable[..., Sampler] = Sampler,
-    team: Team | None = None,
+    team: RankTeam | None = None,
 ) -> Engine:
-    """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
+    """Scheduler, runner and sampler around a loaded model, with this many KV pages for each kind of layer.
 
     ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
     the ranks that run it together."""
@@ -164,7 +186,14 @@ def assemble(
     if team is not None:
         enforce_eager |= model.ops.ranks.uncapturable is not None
         head = speculation is not None and speculation.has_head
-        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens, head))
+        team.assemble(
+            limits,
+            pages,
+            enforce_eager=enforce_eager,
+            fill_up_prompts=fill_up_prompts,
+            draft_tokens=draft_tokens,
+            head=head,
+        )
     own = ModelRunner(
         model,
         pools,
@@ -176,7 +205,53 @@ def assemble(
     )
     runner: Runner = own if team is None else team.lead(own, pools)
     if speculation is not None:
-        others = ONE_RANK if team is None else team
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager, others, own.first_runs))
+        speculation.attach(DraftTarget(pools, limits, own.taps, enforce_eager, team, own.first_runs))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)
+
+
+# ---- what an engine reports ------------------------------------------------------------------------------------------
+
+
+def describe(
+    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
+    drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
+) -> str:  # fmt: skip
+    """A loaded engine as JSON, which travels in ``Ready.plan``: the plan with its reasons, and where memory goes.
+
+    ``points``: predicted speeds. ``drafts``: the drafter, if there is one. ``ranks``: bytes that each rank needs, by
+    purpose, where several share the model.
+    """
+    return json.dumps(
+        {
+            **({"ranks": [dict(memory) for memory in ranks]} if ranks else {}),
+            "table": plan.table(),
+            "gpu": memory.gpu.name,
+            "precision": str(precision),
+            "decisions": [_decision(decision) for decision in plan.decisions.values()],
+            "memory": _memory(memory, pages),
+            "predicted": [point.to_json() | {"kind": point.kind.value} for point in points],
+            **({} if drafts is None else {"speculative": drafts}),
+        }
+    )
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return decision.to_json() | {"format": getattr(decision.spec, "weight_format", "")}
+
+
+def _memory(memory: Memory, pages: Mapping[LayerKind, int]) -> dict[str, Any]:
+    """Bytes by what they hold; the KV cache as it was made, which is more than the least that must fit."""
+    kv = memory.kv
+    full = pages[LayerKind.FULL] * kv.page_size * kv.full_per_token
+    sliding = pages[LayerKind.SLIDING] * kv.page_size * kv.sliding_per_position
+    return {
+        "weights": dict(memory.weights),
+        "kv_cache": {"full": full, "sliding": sliding},
+        "activations": memory.activations,
+        "graphs": memory.graphs,
+        "runtime": memory.runtime,
+        "usable": memory.usable,
+        "usable_because": memory.usable_because,
+        "full_positions": pages[LayerKind.FULL] * kv.page_size,
+    }

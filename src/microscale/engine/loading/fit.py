@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, memory_for
 from microscale.engine.loading.usable import reserve_bytes, usable_memory
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -24,19 +24,19 @@ LEAST_RESERVE = 4 * GIB
 
 
 @dataclass(frozen=True)
-class Way:
+class FittingOption:
     """Options that make a model fit, and the bytes that it then needs."""
 
     options: str
     needed: int
 
 
-def plan_and_reckon(
+def plan_and_size(
     outline: Outline, setup: Setup, workload: Workload, available: int | None = None
 ) -> tuple[Plan, Memory]:
     """What runs, and what that takes. ``available`` is what the machine reports as free."""
     plan = make_plan(outline.name, outline.uses, setup)
-    return plan, reckon(outline, plan, setup, workload, available)
+    return plan, memory_for(outline, plan, setup, workload, available)
 
 
 def check_fits(outline: Outline, setup: Setup, memory: Memory) -> None:
@@ -63,7 +63,7 @@ def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
     return f"{need}, and {have}; {_advice(memory, *ways(outline, setup, memory))}."
 
 
-def _advice(memory: Memory, found: list[Way], least: Way | None) -> str:
+def _advice(memory: Memory, found: list[FittingOption], least: FittingOption | None) -> str:
     if found:
         return "it fits with " + ", or with ".join(f"{way.options} ({gib(way.needed)} GiB)" for way in found)
     share = memory.workload.utilization
@@ -77,16 +77,16 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f}" if num_bytes >= GIB // 10 else f"{num_bytes / GIB:.2f}"
 
 
-def ways(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[Way], Way | None]:
+def ways(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[FittingOption], FittingOption | None]:
     """The cheapest ways to make the model fit, and of those that do not suffice the one that needs least."""
-    found: list[Way] = []
-    least: Way | None = None
+    found: list[FittingOption] = []
+    least: FittingOption | None = None
     for options, other_setup, workload in _candidates(outline, setup, memory):
         try:
-            _, other = plan_and_reckon(outline, other_setup, workload, memory.available)
+            _, other = plan_and_size(outline, other_setup, workload, memory.available)
         except Unsupported:
             continue
-        way = Way(options, other.needed)
+        way = FittingOption(options, other.needed)
         if other.fits:
             found.append(way)
         elif least is None or way.needed < least.needed:
@@ -135,7 +135,7 @@ def _smaller(options: str, outline: Outline, setup: Setup, asked: Memory) -> Ite
     """The same precision with fewer sequences or a shorter context."""
     workload = asked.workload
     try:
-        _, memory = plan_and_reckon(outline, setup, workload, asked.available)
+        _, memory = plan_and_size(outline, setup, workload, asked.available)
     except Unsupported:
         return
     before = f"{options} " if options else ""

@@ -230,7 +230,7 @@ def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
     return low
 
 
-def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
+def memory_for(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
     """The sums. ``available`` is what the machine reports as free; without it the card is taken to be empty."""
     workload.check(outline.name, outline.max_context)
     usable, because = usable_memory(setup.gpu, workload.utilization, available, workload.reserve)

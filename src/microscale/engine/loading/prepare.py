@@ -6,37 +6,38 @@ Prepared ──► model (``load``) ──► engine (``build``)                
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
 
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
-from microscale.engine.loading.fingerprint import fingerprint
-from microscale.engine.loading.fit import check_fits, plan_and_reckon
-from microscale.engine.loading.memory import Memory
-from microscale.engine.loading.options import (
-    check_options,
-    choose_activations,
-    choose_device,
-    gpu_of,
-    precision_of,
-    preference_of,
-    workload_of,
-)
-from microscale.engine.loading.team import Team
-from microscale.models.config import LayerKind
+from microscale.engine.loading.fit import check_fits, plan_and_size
+from microscale.engine.loading.memory import Memory, Workload
+from microscale.errors import BadSetting
+from microscale.hardware import Gpu
+from microscale.models.checkpoint import FromCheckpoint
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
+from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline, shard_name
+from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.decision import Plan
+from microscale.planning.ops import Activations, Preference
 from microscale.planning.plan import Setup
+from microscale.planning.precision import Precision, make_precision
+from microscale.planning.threads import check_threads
 
 if TYPE_CHECKING:
-    import torch
+    from microscale.engine.ranks.leader import RankTeam
 
-RANKS = "microscale.engine.ranks.leader"
+DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ class Prepared:
     plan: Plan
     """Which kernel runs each of that."""
     memory: Memory
-    """What it takes, and how many pages and sequences fit beside it. Reckoned before the load: afterwards the weights
+    """What it takes, and how many pages and sequences fit next to it. Computed before the load: afterwards the weights
     would count twice, as needed and as no longer free."""
     head: PreparedHead | None = None
     """The draft head, if drafts come from one."""
-
-    team: Team | None = None
+    team: RankTeam | None = None
     """The other ranks, where there are some and this is the first."""
 
     @property
@@ -98,11 +98,12 @@ def prepare(
     check_options(options)
     if options.tensor_parallel_size == 1 or not options.shard.is_whole:
         return _prepare(options, check, draft_tokens)
-    # Not imported above: what ranks say to each other needs packages that one rank does without.
-    return prepare_team(importlib.import_module(RANKS).RankTeam(options), check)
+    # Imported here, because it imports this module.
+    leader = importlib.import_module("microscale.engine.ranks.leader")
+    return prepare_team(leader.RankTeam(options), check)
 
 
-def prepare_team(team: Team, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
+def prepare_team(team: RankTeam, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
     """The same for rank 0 of a team, whose other ranks prepare meanwhile. It is closed if that fails."""
     try:
         prepared = replace(_prepare(team.options, check), team=team)
@@ -142,6 +143,117 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing
-    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory, head)
+
+
+# ---- what the options mean -------------------------------------------------------------------------------------------
+
+
+def check_options(options: EngineConfig) -> None:
+    """Refuse what is wrong for every model, before the model is looked for."""
+    workload_of(options).check_page_size()
+    check_threads(options.threads)
+    preference_of(options).check()
+    Shard(0, options.tensor_parallel_size)
+    if options.nodes is not None and options.tensor_parallel_size % options.nodes.count:
+        raise BadSetting(
+            f"--tensor-parallel-size {options.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "
+            f"{options.nodes.count}."
+        )
+
+
+def workload_of(options: EngineConfig) -> Workload:
+    """What must fit in memory with the weights, but for what drafts and ranks add."""
+    return Workload(
+        context=options.max_model_len,
+        sequences=options.max_num_seqs,
+        step_tokens=options.max_num_batched_tokens,
+        page_size=options.block_size,
+        utilization=options.gpu_memory_utilization,
+        reserve=options.reserve_memory,
+    )
+
+
+def preference_of(options: EngineConfig) -> Preference:
+    return Preference(options.backend, options.moe_backend)
+
+
+def precision_of(options: EngineConfig) -> Precision:
+    return make_precision(options.precision, options.layer_format, options.moe_activations, options.kv_cache_dtype)
+
+
+def uses_nccl(options: EngineConfig, device: torch.device) -> bool:
+    """Whether ranks add up by NCCL, which needs a GPU for each of them, and not by gloo."""
+    return device.type == "cuda" and options.sharing == 1
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``--device`` means, checked to be there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadSetting(f"Unknown device {name!r}; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadSetting(f"Device {name!r} is not supported; use auto, cpu, cuda or cuda:N.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise BadSetting(f"Device {name!r} is not there: torch sees {count} CUDA GPUs; `microscale doctor` says why.")
+    return device
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """What is known of the card behind a device."""
+    return hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
+
+
+def choose_activations(dtype: str, device: torch.device) -> Activations:
+    """The activations' type that ``--dtype`` means on this device."""
+    if dtype == "auto":
+        return Activations.BF16 if device.type == "cuda" else Activations.FLOAT32
+    if dtype not in DTYPES:
+        raise BadSetting(f"Unknown dtype {dtype!r}; use auto, {' or '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+# ---- several ranks ---------------------------------------------------------------------------------------------------
+
+
+def fingerprint(
+    weights: ModelWeights, setup: Setup, seed: int, head: HeadWeights | None = None, formats: HeadFormats = OWN_FORMATS
+) -> dict[str, str]:
+    """What all ranks must have alike before they load parts of one model: texts that are compared, and shown where they
+    differ. ``formats``: of the head."""
+    texts = {
+        "model": _digest(repr(_without_rank(weights.config))),
+        "checkpoint": _checkpoint(weights, seed),
+        "precision": str(setup.precision),
+        "type of activations": setup.activations.value,
+        "torch": str(torch.__version__),
+        "Triton": triton.__version__,
+    }
+    if head is not None:
+        texts["draft head"] = f"{_digest(repr(_without_rank(head.config)))}, {_checkpoint(head, 0)}"
+        texts["draft head's formats"] = f"all {formats.quantization}, lm_head {formats.lm_head}"
+    return texts
+
+
+def _without_rank(config: Any) -> object:
+    """All ranks' parts have the same sizes."""
+    return replace(config, shard=WHOLE)
+
+
+def _checkpoint(weights: ModelWeights | HeadWeights, seed: int) -> str:
+    """Names, types, shapes and places of all tensors; not their numbers, which would have to be read twice."""
+    if not isinstance(weights, FromCheckpoint):
+        return f"random weights of seed {seed}"
+    entries = sorted(weights.all_entries, key=lambda entry: entry.name)
+    listed = [(e.file.name, e.name, e.dtype, e.shape, e.begin, e.end, e.stamp.size) for e in entries]
+    return _digest(repr(listed))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -19,30 +19,34 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from microscale.engine.config import EngineConfig
-from microscale.engine.loading.laps import Laps
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
-from microscale.engine.process.loop import HasRanks, Loop, Serves
+from microscale.engine.process.loop import Loop
 from microscale.engine.protocol.messages import (
     VERSION,
     Failed,
     Hello,
-    Load,
+    LoadEngine,
     Loading,
     check_hello,
     decode_for_engine,
 )
 from microscale.errors import BadMessage, MicroscaleError
 
+if TYPE_CHECKING:
+    from microscale.engine.process.service import Service
+
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
 """How long an engine that failed tries to send its error."""
 log = logging.getLogger("microscale.engine.process")  # not __name__, which is __main__ here
 
-Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
+Factory = Callable[[EngineConfig, Callable[[int, int], None]], "Service"]
 
 
 def greet(connection: Connection) -> EngineConfig:
@@ -51,30 +55,31 @@ def greet(connection: Connection) -> EngineConfig:
     connection.send(Hello(VERSION))
     check_hello(theirs)
     message = decode_for_engine(connection.next_frame())
-    if not isinstance(message, Load):
-        raise BadMessage(f"The owner's second message must be Load and is {type(message).__name__}.")
+    if not isinstance(message, LoadEngine):
+        raise BadMessage(f"The owner's second message must be LoadEngine and is {type(message).__name__}.")
     return message.config
 
 
 def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
-    laps = Laps()
+    started = time.perf_counter()
     # The owner may have started this process before it has read its own options.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
     config = greet(connection)
-    laps("options known")
+    known = time.perf_counter()
     load: Factory = getattr(importlib.import_module(module), name)
     # What was imported stays: the collector need not walk through it.
     gc.freeze()
     gc.enable()
-    laps("imports")
-    log.info("The engine is about to load: %s.", laps)
+    imported = time.perf_counter()
+    seconds = known - started, imported - known
+    log.info("The engine is about to load: options known %.2f s, imports %.2f s.", *seconds)
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
         connection.send(Loading(done, total, kernels))
 
     service = load(config, on_progress)
-    if isinstance(service, HasRanks) and service.team is not None:
+    if service.team is not None:
         service.team.on_stuck(lambda error: end_at_once(connection, error))
     # A step must not wait for the collector to walk through what was loaded.
     gc.collect()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from microscale.engine.output import Output, Stats
+from microscale.engine.output import Output
 from microscale.engine.process.connection import Connection
 from microscale.engine.protocol.messages import (
     MAX_OUTPUTS,
@@ -15,8 +14,7 @@ from microscale.engine.protocol.messages import (
     Drain,
     Drained,
     GetStats,
-    Load,
-    Ready,
+    LoadEngine,
     Refused,
     StatsReply,
     Submit,
@@ -25,50 +23,18 @@ from microscale.engine.protocol.messages import (
 )
 from microscale.errors import BadMessage, Draining, MicroscaleError
 
+if TYPE_CHECKING:
+    from microscale.engine.process.service import Service
+
 QUIET_S = 0.5
-"""Nothing must have come for so long before something is done ahead: requests that follow one another find the engine
+"""The engine prepares ahead only after this long without a message, so that requests that follow one another find it
 waiting for them."""
-
-
-class Serves(Protocol):
-    """What this process needs of an engine: see ``service.Service``."""
-
-    ready: Ready
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def submit(self, message: Submit) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[Output]: ...
-
-    def idle(self) -> bool:
-        """Do a little of what can be done ahead, while there is no work. Whether there is more of it."""
-
-    def abort_all(self) -> list[Output]: ...
-
-    def stats(self) -> Stats: ...
-
-
-class Ranks(Protocol):
-    """The ranks that an engine runs on: see ``loading/team.Team``."""
-
-    def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None: ...
-
-
-@runtime_checkable
-class HasRanks(Protocol):
-    """An engine that may run on several ranks."""
-
-    team: Ranks | None
 
 
 class Loop:
     """Messages and steps by turns, until there is nothing left to wait for."""
 
-    def __init__(self, service: Serves, connection: Connection, drain_s: float) -> None:
+    def __init__(self, service: Service, connection: Connection, drain_s: float) -> None:
         self._service = service
         self._connection = connection
         self._drain_s = drain_s
@@ -115,7 +81,7 @@ class Loop:
                 self._connection.send(StatsReply(self._service.stats()))
             case Drain(deadline_s):
                 self.drain(deadline_s)
-            case Load():
+            case LoadEngine():
                 raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
 
     def _submit(self, message: Submit) -> Accepted | Refused:
@@ -132,6 +98,6 @@ class Loop:
             if output.prompt_logprobs:
                 self._connection.send(Tokens((output,)))
         others = [output for output in outputs if not output.prompt_logprobs]
-        # A step without outputs is told too: the owner sees that the engine is alive.
+        # A step without outputs is reported too: the owner sees that the engine is alive.
         for first in range(0, max(len(others), 1), MAX_OUTPUTS):
             self._connection.send(Tokens(tuple(others[first : first + MAX_OUTPUTS])))

@@ -10,22 +10,24 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
-from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.laps import Laps
+from microscale.engine.loading.build import Laps, Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
-from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.output import Output, Stats
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
 from microscale.errors import MicroscaleError, QueueFull
 from microscale.kernels.compiling.warming import LateKernels
+
+if TYPE_CHECKING:
+    from microscale.engine.ranks.leader import RankTeam
 
 log = logging.getLogger(__name__)
 MAX_COMPILING = 32
@@ -37,7 +39,9 @@ WAIT_S = 0.01
 class Service:
     """An engine, and the requests whose grammars are being compiled."""
 
-    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: Team | None = None) -> None:
+    def __init__(
+        self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: RankTeam | None = None
+    ) -> None:
         """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together."""
         self.ready = ready
         self.team = team

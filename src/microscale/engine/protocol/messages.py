@@ -31,7 +31,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 9
+VERSION = 10
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -41,7 +41,7 @@ MAX_OUTPUTS = 1024
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 
 
-class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+class EngineMessage(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     """The root of all messages; the class's name is the tag."""
 
 
@@ -55,13 +55,13 @@ class Hello(Struct, frozen=True):
 # ---- owner to engine -------------------------------------------------------------------------------------------------
 
 
-class Load(Message, frozen=True):
+class LoadEngine(EngineMessage, frozen=True):
     """Make an engine."""
 
     config: EngineConfig
 
 
-class Submit(Message, frozen=True):
+class Submit(EngineMessage, frozen=True):
     """A new request. The owner never uses a ``request_id`` twice on one connection."""
 
     request_id: Id
@@ -71,17 +71,17 @@ class Submit(Message, frozen=True):
     cache_salt: Annotated[str, Meta(max_length=MAX_ID)] = ""
 
 
-class Abort(Message, frozen=True):
+class Abort(EngineMessage, frozen=True):
     """Forget a request. An unknown id is no error: the request's end may be on its way."""
 
     request_id: Id
 
 
-class GetStats(Message, frozen=True):
+class GetStats(EngineMessage, frozen=True):
     pass
 
 
-class Drain(Message, frozen=True):
+class Drain(EngineMessage, frozen=True):
     """Take nothing new, finish what there is within ``deadline_s``, abort the rest, answer ``Drained``, exit."""
 
     deadline_s: Seconds
@@ -90,7 +90,7 @@ class Drain(Message, frozen=True):
 # ---- engine to owner -------------------------------------------------------------------------------------------------
 
 
-class Loading(Message, frozen=True):
+class Loading(EngineMessage, frozen=True):
     """Progress in bytes of the weights, or in kernels that had to be compiled."""
 
     done: Natural
@@ -98,7 +98,7 @@ class Loading(Message, frozen=True):
     kernels: bool = False
 
 
-class Ready(Message, frozen=True):
+class Ready(EngineMessage, frozen=True):
     """The model is loaded."""
 
     vocab_size: Positive
@@ -108,38 +108,38 @@ class Ready(Message, frozen=True):
     """Which kernel runs what, as a table."""
 
 
-class Accepted(Message, frozen=True):
+class Accepted(EngineMessage, frozen=True):
     request_id: Id
 
 
-class Refused(Message, frozen=True):
+class Refused(EngineMessage, frozen=True):
     request_id: Id
     error: MicroscaleError
 
 
-class Tokens(Message, frozen=True):
+class Tokens(EngineMessage, frozen=True):
     """What one step made."""
 
     outputs: Annotated[tuple[Output, ...], Meta(max_length=MAX_OUTPUTS)]
 
 
-class StatsReply(Message, frozen=True):
+class StatsReply(EngineMessage, frozen=True):
     stats: Stats
 
 
-class Drained(Message, frozen=True):
+class Drained(EngineMessage, frozen=True):
     """The last message of an engine that ends as asked."""
 
     num_aborted: Natural
 
 
-class Failed(Message, frozen=True):
+class Failed(EngineMessage, frozen=True):
     """The last message of an engine that fails."""
 
     error: MicroscaleError
 
 
-ToEngine: TypeAlias = Load | Submit | Abort | GetStats | Drain
+ToEngine: TypeAlias = LoadEngine | Submit | Abort | GetStats | Drain
 FromEngine: TypeAlias = Loading | Ready | Accepted | Refused | Tokens | StatsReply | Drained | Failed
 
 
@@ -201,6 +201,6 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 def error_of(kind: str, text: str) -> MicroscaleError:
     """The error of which ``failure`` gave the parts."""
-    found = getattr(errors, kind, None)
-    known = isinstance(found, type) and issubclass(found, MicroscaleError)
-    return found(text) if known else MicroscaleError(text)  # type: ignore[misc]
+    error = getattr(errors, kind, None)
+    known = isinstance(error, type) and issubclass(error, MicroscaleError)
+    return error(text) if known else MicroscaleError(text)  # type: ignore[misc]

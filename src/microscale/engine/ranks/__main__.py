@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from microscale.engine.protocol.messages import failure
-from microscale.engine.ranks.messages import Alive, Fault, Join, Link, LinkClosed
+from microscale.engine.ranks.messages import Alive, Fault, Join, LinkClosed, RankLink
 from microscale.engine.ranks.watch import BLAME_S
 from microscale.errors import BadMessage, MicroscaleError, RankFailed
 from microscale.parallel.handshake import connect, read_secret
@@ -36,7 +36,7 @@ GRACE_S = 0.5
 log = logging.getLogger(__name__)
 
 
-def send_heartbeats(link: Link) -> None:
+def send_heartbeats(link: RankLink) -> None:
     with contextlib.suppress(LinkClosed):
         while True:
             link.send(Alive())
@@ -59,7 +59,7 @@ def warn_gone(sock: socket.socket) -> None:
         log.warning("Rank 0 has ended or can no longer be reached, so this rank ends too.")
 
 
-def greet(link: Link) -> Join:
+def greet(link: RankLink) -> Join:
     join = link.next()
     if not isinstance(join, Join):
         raise BadMessage(f"Rank 0's first message must be Join and is {type(join).__name__}.")
@@ -80,7 +80,7 @@ def reach(options: argparse.Namespace) -> socket.socket:
     return connect(host, int(port), options.rank, read_secret(options.secret_file))
 
 
-def follow(link: Link, model: str | None = None, gpu: str | None = None) -> int:
+def follow(link: RankLink, model: str | None = None, gpu: str | None = None) -> int:
     """Run until rank 0 says stop, and report what goes wrong. Returns the exit status."""
     try:
         join = greet(link)
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     except MicroscaleError as error:
         print(f"rank {options.rank}: {error}", file=sys.stderr)
         return 1
-    link = Link(sock)
+    link = RankLink(sock)
     threading.Thread(target=send_heartbeats, args=(link,), daemon=True).start()
     threading.Thread(target=end_with_leader, args=(sock,), daemon=True).start()
     return follow(link, options.model, options.gpu)

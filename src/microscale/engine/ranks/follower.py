@@ -9,16 +9,14 @@ import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
-from microscale.engine.limits import Limits
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import uses_nccl
-from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.prepare import prepare, uses_nccl
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.steps import MirroredPages, StepReader, gather_logits
 from microscale.engine.runner import ModelRunner
-from microscale.engine.speculation.drafter import Launched, Target
+from microscale.engine.speculation.drafter import DraftTarget, LaunchedStep
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.work import Work
 from microscale.errors import BadMessage
@@ -29,16 +27,16 @@ from microscale.parallel.group import LOOPBACK, Group, file_store, network_store
 from microscale.parallel.sharding import Shard
 
 
-def follow(link: wire.Link, join: wire.Join, model: str | None = None) -> None:
+def follow(link: wire.RankLink, join: wire.Join, model: str | None = None) -> None:
     """Run until rank 0 says stop. ``model``: this machine's name for the model, where it differs from rank 0's."""
     options = options_of(join)
     prepared = prepare(options if model is None else replace(options, model=model))
     pages = {kind.value: count for kind, count in prepared.memory.pages().items()}
-    link.send(wire.Prepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
+    link.send(wire.RankPrepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
     message = link.next()
     if isinstance(message, wire.Stop):
         return
-    if not isinstance(message, wire.Load):
+    if not isinstance(message, wire.RankLoad):
         raise BadMessage(f"Rank 0 sent {type(message).__name__} before Load.")
     group = _connect(link, join, options, prepared.device)
     with kernels_ready(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache)):
@@ -53,7 +51,7 @@ def options_of(join: wire.Join) -> EngineConfig:
     return replace(join.config, shard=shard, device=join.device, sharing=join.sharing)
 
 
-def _connect(link: wire.Link, join: wire.Join, options: EngineConfig, device: torch.device) -> Group:
+def _connect(link: wire.RankLink, join: wire.Join, options: EngineConfig, device: torch.device) -> Group:
     own = leader = join.address or LOOPBACK
     if link.sock.family != socket.AF_UNIX:
         leader, own = link.sock.getpeername()[0], link.sock.getsockname()[0]
@@ -64,7 +62,7 @@ def _connect(link: wire.Link, join: wire.Join, options: EngineConfig, device: to
 class Follower:
     """A loaded model, and the runner that rank 0 asked for last."""
 
-    def __init__(self, link: wire.Link, group: Group, model: AnyModel, head: DraftHead | None) -> None:
+    def __init__(self, link: wire.RankLink, group: Group, model: AnyModel, head: DraftHead | None) -> None:
         self._link = link
         self._group = group
         self._model = model
@@ -81,7 +79,7 @@ class Follower:
                 case wire.Assemble() as message:
                     self._assemble(message)
                     self._link.send(wire.Assembled())
-                case wire.Step() as message:
+                case wire.RankStep() as message:
                     self._step(message)
                 case wire.Draft() as message:
                     self._draft(message)
@@ -97,13 +95,7 @@ class Follower:
                     raise BadMessage(f"Rank 0 sent {type(other).__name__} to a rank that has loaded.")
 
     def _assemble(self, message: wire.Assemble) -> None:
-        limits = Limits(
-            message.page_size,
-            message.window,
-            message.max_num_seqs,
-            message.max_num_batched_tokens,
-            message.max_model_len,
-        )
+        limits = message.limits
         pools = {LayerKind(kind): MirroredPages(count) for kind, count in message.pages.items()}
         self._runner = self._drafter = None  # free their pages before allocating new ones
         self._schedule = []
@@ -121,7 +113,7 @@ class Follower:
             taps=() if self._drafter is None else self._drafter.taps,
         )
         if self._drafter is not None:
-            self._drafter.attach(Target(pools, limits, self._runner.taps, message.enforce_eager))
+            self._drafter.attach(DraftTarget(pools, limits, self._runner.taps, message.enforce_eager))
         self._reader = StepReader(pools)
 
     def _get_runner(self) -> ModelRunner:
@@ -137,7 +129,7 @@ class Follower:
     def _receive(self, count: int) -> torch.Tensor:
         return self._group.broadcast(torch.empty(count, dtype=torch.int32, device=self._model.device))
 
-    def _step(self, message: wire.Step) -> None:
+    def _step(self, message: wire.RankStep) -> None:
         runner = self._get_runner()
         self._schedule = self._reader.read(message)
         tokens = self._receive(len(self._schedule)) if message.ahead else None
@@ -155,4 +147,4 @@ class Follower:
             for work, row in zip(schedule, message.first_rows, strict=True)
             if row is not None
         }
-        drafter.take_in(Launched(schedule, tokens, first_rows), message.most)
+        drafter.take_in(LaunchedStep(schedule, tokens, first_rows), message.most)

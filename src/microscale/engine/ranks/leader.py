@@ -11,41 +11,73 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.graphs import GraphCounts
-from microscale.engine.loading.options import uses_nccl
-from microscale.engine.loading.team import Assembly, Placement, place
+from microscale.engine.limits import Limits
+from microscale.engine.loading.prepare import choose_device, uses_nccl
 from microscale.engine.pages import PagePool
 from microscale.engine.ranks import messages as wire
-from microscale.engine.ranks.messages import Link, LinkClosed
+from microscale.engine.ranks.messages import LinkClosed, RankLink
 from microscale.engine.ranks.processes import END_S, Peer, spawn
 from microscale.engine.ranks.steps import StepWriter, gather_logits
 from microscale.engine.ranks.watch import PATIENCE, Patience, Watch
 from microscale.engine.runner import ModelRunner
-from microscale.engine.speculation.drafter import Launched
+from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.engine.work import Work
-from microscale.errors import MicroscaleError, RankFailed
+from microscale.errors import BadSetting, MicroscaleError, RankFailed
 from microscale.models.config import LayerKind
 from microscale.parallel.group import LOOPBACK, Group, file_store, network_store
 from microscale.parallel.handshake import Nodes, accept, listen, read_secret
 from microscale.parallel.sharding import Shard
 from microscale.planning.ops import Logits, RankSums
+from microscale.planning.threads import all_threads
 from microscale.version import __version__
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks run."""
+
+    devices: tuple[str, ...]
+    sharing: int
+    """Ranks that share one device's memory."""
+    threads: int | None
+
+
+def place(options: EngineConfig, world: int) -> Placement:
+    """A GPU for each rank, or one device for all where the user named it. ``world``: ranks of one machine; other
+    machines are alike."""
+    device = choose_device(options.device)
+    if device.type == "cpu":
+        # Ranks share the cores, and threads that wait for another rank would block it.
+        threads = options.threads or max(1, all_threads() // world)
+        return Placement(("cpu",) * world, world, threads)
+    if ":" in options.device:
+        # NCCL refuses two ranks on one GPU, so they use gloo. This is for tests: each rank has its share of the memory.
+        return Placement((str(device),) * world, world, options.threads)
+    count = torch.cuda.device_count()
+    if count < world:
+        raise BadSetting(
+            f"--tensor-parallel-size {world} needs {world} GPUs and torch sees {count}; --device cuda:0 puts all ranks "
+            f"on one, which is for tests, and --device cpu on the CPU."
+        )
+    return Placement(tuple(f"cuda:{rank}" for rank in range(world)), 1, options.threads)
+
+
 class RankTeam:
-    """All ranks of one model, seen by rank 0. See ``loading.team.Team``."""
+    """All ranks of one model, seen by rank 0."""
 
     def __init__(
         self, options: EngineConfig, start: Callable[[int], Peer] = spawn, patience: Patience = PATIENCE
@@ -62,6 +94,7 @@ class RankTeam:
             threads=placement.threads,
         )
         self.memory: list[Mapping[str, int]] = []
+        """Bytes that each rank needs, by purpose."""
         self._folder = Path(tempfile.mkdtemp(prefix="microscale-ranks-"))  # only this user may enter it
         self._store = self._folder / "store"
         self._server: socket.socket | None = None
@@ -86,7 +119,7 @@ class RankTeam:
         with listen(nodes.address, nodes.port) as server:
             accepted = accept(server, ranks, secret)
         self._server = listen(nodes.address, 0)
-        return [Peer(rank, Link(sock), where=sock.getpeername()[0]) for rank, sock in sorted(accepted.items())]
+        return [Peer(rank, RankLink(sock), where=sock.getpeername()[0]) for rank, sock in sorted(accepted.items())]
 
     def _join_message(self, rank: int, placement: Placement) -> wire.Join:
         # Only rank 0 needs the vocabulary, and nodes name a file of its machine.
@@ -104,11 +137,12 @@ class RankTeam:
         return self._watch.peers
 
     def on_stuck(self, report: Callable[[MicroscaleError], None]) -> None:
+        """Call ``report`` with a fault that no step can raise: none runs, or it cannot return."""
         self._watch.on_stuck = report
 
     def agree(self, pages: Mapping[LayerKind, int], fingerprint: Mapping[str, str], memory: Mapping[str, int]) -> None:
         """Wait until all ranks have prepared. Raises where something differs that must be the same."""
-        answers = self._watch.wait_for(wire.Prepared)
+        answers = self._watch.wait_for(wire.RankPrepared)
         self.memory = [memory, *(answer.memory for answer in answers)]
         for peer, answer in zip(self.peers, answers, strict=True):
             for name, own in fingerprint.items():
@@ -124,7 +158,7 @@ class RankTeam:
 
     def join(self, device: torch.device) -> RankSums:
         """Connect all ranks, which then begin to load."""
-        self._broadcast(wire.Load())
+        self._broadcast(wire.RankLoad())
         shard, nodes = self.options.shard, self.options.nodes
         with self._failing():
             if nodes is None or self._server is None:
@@ -143,23 +177,20 @@ class RankTeam:
         """Raise if a rank has failed."""
         self._watch.check()
 
-    def assemble(self, assembly: Assembly) -> None:
-        """Have the other ranks make their runners, while rank 0 makes its own."""
-        limits = assembly.limits
-        self._broadcast(
-            wire.Assemble(
-                page_size=limits.page_size,
-                window=limits.window,
-                max_num_seqs=limits.max_num_seqs,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                max_model_len=limits.max_model_len,
-                pages={kind.value: count for kind, count in assembly.pages.items()},
-                enforce_eager=assembly.enforce_eager,
-                fill_up_prompts=assembly.fill_up_prompts,
-                draft_tokens=assembly.draft_tokens,
-                head=assembly.head,
-            )
-        )
+    def assemble(
+        self,
+        limits: Limits,
+        pages: Mapping[LayerKind, int],
+        *,
+        enforce_eager: bool,
+        fill_up_prompts: bool | None,
+        draft_tokens: int,
+        head: bool,
+    ) -> None:
+        """Have the other ranks make their runners, while rank 0 makes its own. ``head``: drafts come from the draft
+        head, which every rank has."""
+        counts = {kind.value: count for kind, count in pages.items()}
+        self._broadcast(wire.Assemble(limits, counts, enforce_eager, fill_up_prompts, draft_tokens, head))
 
     def lead(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool]) -> LeadingRunner:
         """The runner of all ranks, once the others have theirs."""
@@ -168,7 +199,7 @@ class RankTeam:
         return LeadingRunner(runner, pools, self, self._group)
 
     @contextlib.contextmanager
-    def running(self, message: wire.Step | wire.Draft | wire.Prepare | wire.Idle) -> Iterator[None]:
+    def running(self, message: wire.RankStep | wire.Draft | wire.Prepare | wire.Idle) -> Iterator[None]:
         """Inside, all ranks run this."""
         self._watch.check()
         self._broadcast(message)
@@ -176,7 +207,7 @@ class RankTeam:
             yield
 
     @contextlib.contextmanager
-    def drafting(self, step: Launched, most: int) -> Iterator[None]:
+    def drafting(self, step: LaunchedStep, most: int) -> Iterator[None]:
         """Inside, the draft heads of all ranks run after ``step``."""
         assert self._group is not None
         tokens = step.tokens

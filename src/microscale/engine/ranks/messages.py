@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from microscale.engine.config import EngineConfig, Natural, Positive, Text, Token
+from microscale.engine.limits import Limits
 from microscale.engine.protocol.frames import FrameReader, frame
 from microscale.engine.protocol.messages import Id
 from microscale.errors import BadMessage
@@ -38,11 +39,11 @@ READ_BYTES = 2**18
 Pages = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(max_length=MAX_PAGES)]
 
 
-class Message(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+class RankMessage(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     """The root of all messages. The class's name is the tag."""
 
 
-class Join(Message, frozen=True):
+class Join(RankMessage, frozen=True):
     """The first message. Nothing in it comes from a request."""
 
     version: Text
@@ -61,18 +62,14 @@ class Join(Message, frozen=True):
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
 
 
-class Load(Message, frozen=True):
+class RankLoad(RankMessage, frozen=True):
     """All ranks agree: connect to each other and read the weights."""
 
 
-class Assemble(Message, frozen=True):
-    """``Limits``, the pages of each kind of layer, and the other arguments of ``ModelRunner``."""
+class Assemble(RankMessage, frozen=True):
+    """The pages of each kind of layer, and the other arguments of ``ModelRunner``."""
 
-    page_size: Positive
-    window: Positive
-    max_num_seqs: Positive
-    max_num_batched_tokens: Positive
-    max_model_len: Positive
+    limits: Limits
     pages: Annotated[dict[str, Natural], Meta(max_length=16)]
     enforce_eager: bool
     fill_up_prompts: bool | None
@@ -81,7 +78,7 @@ class Assemble(Message, frozen=True):
     """Drafts come from the draft head."""
 
 
-class Held(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HeldPages(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How a sequence's pages of one kind changed: those before ``left`` are released, those from ``left`` to ``kept``
     are unchanged, and ``fresh`` ones follow."""
 
@@ -90,7 +87,7 @@ class Held(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     fresh: Pages
 
 
-class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class RankRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The work of one sequence in a step."""
 
     number: Natural
@@ -102,23 +99,23 @@ class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     drafts: Annotated[tuple[Token, ...], Meta(max_length=64)]
     logits: Natural
     scoring: bool
-    held: Annotated[tuple[Held, ...], Meta(max_length=16)]
+    held: Annotated[tuple[HeldPages, ...], Meta(max_length=16)]
     """In the order of ``LayerKind``."""
     following: Token | None = None
     """The prompt's next token after this chunk; ``None`` where the chunk ends the prompt."""
 
 
-class Step(Message, frozen=True):
+class RankStep(RankMessage, frozen=True):
     """Run one step. ``ahead``: rank 0 broadcasts its tokens from the device. ``greedy``: the largest logits suffice."""
 
-    rows: Annotated[tuple[Row, ...], Meta(max_length=MAX_ROWS)]
+    rows: Annotated[tuple[RankRow, ...], Meta(max_length=MAX_ROWS)]
     gone: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)] = ()
     """Sequences that have ended."""
     ahead: bool = False
     greedy: bool = False
 
 
-class Draft(Message, frozen=True):
+class Draft(RankMessage, frozen=True):
     """Run the draft head after the last step. Rank 0 broadcasts the sampled tokens from its device."""
 
     first_rows: Annotated[tuple[Natural | None, ...], Meta(max_length=MAX_ROWS)]
@@ -129,25 +126,25 @@ class Draft(Message, frozen=True):
     """Maximum number of tokens to draft for a sequence."""
 
 
-class Prepare(Message, frozen=True):
+class Prepare(RankMessage, frozen=True):
     """Capture what the first requests need, of the model or of the draft head. ``stand_ins``: see ``ModelRunner``."""
 
     drafts: bool = False
     stand_ins: bool = False
 
 
-class Idle(Message, frozen=True):
+class Idle(RankMessage, frozen=True):
     """Capture one more graph."""
 
 
-class Stop(Message, frozen=True):
+class Stop(RankMessage, frozen=True):
     """End the process."""
 
 
 # ---- to rank 0 -------------------------------------------------------------------------------------------------------
 
 
-class Prepared(Message, frozen=True):
+class RankPrepared(RankMessage, frozen=True):
     pages: Annotated[dict[str, Natural], Meta(max_length=16)]
     fingerprint: Annotated[dict[str, Text], Meta(max_length=64)]
     """What must be the same on all ranks, by name."""
@@ -155,27 +152,27 @@ class Prepared(Message, frozen=True):
     """Bytes that this rank needs, by purpose."""
 
 
-class Loaded(Message, frozen=True):
+class Loaded(RankMessage, frozen=True):
     """The weights are on the device."""
 
 
-class Assembled(Message, frozen=True):
+class Assembled(RankMessage, frozen=True):
     """The runner is ready."""
 
 
-class Alive(Message, frozen=True):
+class Alive(RankMessage, frozen=True):
     """The heartbeat."""
 
 
-class Fault(Message, frozen=True):
+class Fault(RankMessage, frozen=True):
     """``kind`` is a class of ``microscale.errors``."""
 
     kind: Id
     text: Text
 
 
-ToFollower: TypeAlias = Join | Load | Assemble | Step | Draft | Prepare | Idle | Stop
-FromFollower: TypeAlias = Prepared | Loaded | Assembled | Alive | Fault
+ToFollower: TypeAlias = Join | RankLoad | Assemble | RankStep | Draft | Prepare | Idle | Stop
+FromFollower: TypeAlias = RankPrepared | Loaded | Assembled | Alive | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 _to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
@@ -207,7 +204,7 @@ class LinkClosed(Exception):
     """The other end is gone."""
 
 
-class Link:
+class RankLink:
     """One end of a connection. One thread reads; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:

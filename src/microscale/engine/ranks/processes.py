@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from microscale.engine.ranks.messages import FromFollower, Link
+from microscale.engine.ranks.messages import FromFollower, RankLink
 from microscale.parallel.handshake import Nodes
 
 COMMAND = (sys.executable, "-P", "-m", "microscale.engine.ranks")
@@ -30,7 +30,7 @@ class Peer:
     """Another rank, as rank 0 sees it."""
 
     rank: int
-    link: Link
+    link: RankLink
     process: subprocess.Popen[bytes] | None = None
     """``None``: it runs on another machine."""
     where: str = ""
@@ -79,7 +79,7 @@ def spawn(rank: int, command: Sequence[str] = COMMAND) -> Peer:
             stdin=subprocess.DEVNULL,
             stdout=2,  # stdout belongs to rank 0's answers
         )
-    return Peer(rank, Link(ours), process)
+    return Peer(rank, RankLink(ours), process)
 
 
 def run_node(model: str, world: int, nodes: Nodes, node_rank: int, gpu: str | None = None) -> int:

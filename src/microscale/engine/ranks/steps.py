@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from microscale.engine.pages import NOWHERE, PagePool
-from microscale.engine.ranks.messages import Held, Row, Step
+from microscale.engine.ranks.messages import HeldPages, RankRow, RankStep
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.work import Work
@@ -49,19 +49,19 @@ class StepWriter:
         self._gone: list[int] = []
         """Numbers of sequences whose requests were garbage-collected since the last message."""
 
-    def write(self, schedule: Sequence[Work], *, ahead: bool) -> Step:
+    def write(self, schedule: Sequence[Work], *, ahead: bool) -> RankStep:
         rows = tuple(self._row(work) for work in schedule)
         gone = tuple(self._gone)
         del self._gone[: len(gone)]
-        return Step(rows, gone, ahead, largest_suffice(schedule))
+        return RankStep(rows, gone, ahead, largest_suffice(schedule))
 
-    def _row(self, work: Work) -> Row:
+    def _row(self, work: Work) -> RankRow:
         request, sent = work.request, self._sequence(work.request)
         tokens = () if work.ahead else tuple(work.tokens[: work.count - len(work.drafts)])
         held = tuple(self._held(sent, kind, request.request_id) for kind in LayerKind)
         following = None if work.wants_logits else request.tokens[work.first + work.count]
         logits, scoring = work.num_logits, request.scoring
-        return Row(sent.number, work.first, work.count, tokens, work.drafts, logits, scoring, held, following)
+        return RankRow(sent.number, work.first, work.count, tokens, work.drafts, logits, scoring, held, following)
 
     def _sequence(self, request: Request) -> _Sent:
         sent = self._sent.get(request)
@@ -72,7 +72,7 @@ class StepWriter:
             sent = self._sent[request] = _Sent(number, request.num_preempted)
         return sent
 
-    def _held(self, sent: _Sent, kind: LayerKind, request_id: str) -> Held:
+    def _held(self, sent: _Sent, kind: LayerKind, request_id: str) -> HeldPages:
         pages = list(self._pools[kind].pages_of(request_id))
         before = sent.pages.get(kind, [])
         left = next((place for place, page in enumerate(pages) if page != NOWHERE), len(pages))
@@ -83,7 +83,7 @@ class StepWriter:
         while kept < both and before[kept] == pages[kept]:
             kept += 1
         sent.pages[kind] = pages
-        return Held(left, kept, tuple(pages[kept:]))
+        return HeldPages(left, kept, tuple(pages[kept:]))
 
 
 def largest_suffice(schedule: Sequence[Work]) -> bool:
@@ -102,7 +102,7 @@ def _is_greedy(params: SamplingParams) -> bool:
 class MirroredPages(PagePool):
     """Which pages rank 0 has given to each sequence."""
 
-    def hold(self, owner: str, held: Held) -> None:
+    def hold(self, owner: str, held: HeldPages) -> None:
         before = list(self.pages_of(owner))
         if held.kept > max(len(before), held.left):
             raise BadMessage(f"Sequence {owner} must keep {held.kept} pages and has {len(before)}.")
@@ -132,14 +132,14 @@ class StepReader:
         self._pools = pools
         self._requests: dict[int, MirroredRequest] = {}
 
-    def read(self, step: Step) -> list[Work]:
+    def read(self, step: RankStep) -> list[Work]:
         for number in step.gone:
             self._requests.pop(number, None)
             for pool in self._pools.values():
                 pool.forget(str(number))
         return [self._work(row, step.ahead) for row in step.rows]
 
-    def _work(self, row: Row, ahead: bool) -> Work:
+    def _work(self, row: RankRow, ahead: bool) -> Work:
         request = self._requests.get(row.number)
         if request is None:
             request = self._requests[row.number] = MirroredRequest(str(row.number), (), SamplingParams())

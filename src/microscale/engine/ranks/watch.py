@@ -21,13 +21,13 @@ from microscale.engine.ranks.messages import (
     FromFollower,
     LinkClosed,
     Loaded,
-    Prepared,
+    RankPrepared,
     decode_for_leader,
 )
 from microscale.engine.ranks.processes import EXIT_S, Peer
 from microscale.errors import BadMessage, MicroscaleError, RankFailed
 
-Answer = TypeVar("Answer", Prepared, Loaded, Assembled)
+Answer = TypeVar("Answer", RankPrepared, Loaded, Assembled)
 POLL_S = 0.2
 NOTICE_S = 0.5
 """How long rank 0's own thread has to raise a fault before ``on_stuck`` is called."""
@@ -131,7 +131,7 @@ class Watch:
     def _take(self, peer: Peer, message: FromFollower) -> None:
         if isinstance(message, Fault):
             self._fail(error_of(message.kind, f"{peer}: {message.text}"))
-        elif isinstance(message, (Prepared, Loaded, Assembled)):
+        elif isinstance(message, (RankPrepared, Loaded, Assembled)):
             with self._changed:
                 peer.has_prepared = True
                 peer.answers.append(message)

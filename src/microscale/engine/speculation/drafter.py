@@ -9,13 +9,12 @@ A draft is a list of single tokens, without probabilities: the engine draws the 
 accepts drafts as long as they are equal (``engine/sampler``). So any drafter is exact, and a bad one is only slow.
 
 A drafter that is a model (``head``) reads the target's steps on the device, before their tokens are read. It is
-attached to the engine once (``Target``).
+attached to the engine once (``DraftTarget``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -30,6 +29,8 @@ from microscale.models.taps import Taps
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from microscale.engine.ranks.leader import RankTeam
+
 
 class Context(NamedTuple):
     """A request that decodes, and the maximum number of tokens to draft for it."""
@@ -39,7 +40,7 @@ class Context(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedStep:
     """A step that runs on the device. Its tokens were not read yet."""
 
     schedule: Sequence[Work]
@@ -51,38 +52,16 @@ class Launched:
     """The part of its schedule that only the device knows."""
 
 
-class Others(Protocol):
-    """The other ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
-
-    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
-        """Inside, the heads of all ranks take in this step and draft."""
-
-    def preparing_drafts(self) -> AbstractContextManager[None]:
-        """Inside, all ranks prepare the head."""
-
-
-class OneRank:
-    """There are no other ranks."""
-
-    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def preparing_drafts(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-ONE_RANK = OneRank()
-
-
 @dataclass(frozen=True)
-class Target:
+class DraftTarget:
     """What a drafter may read from its engine."""
 
     pools: Mapping[LayerKind, PagePool]
     limits: Limits
     taps: Taps | None
     enforce_eager: bool = False
-    others: Others = ONE_RANK
+    team: RankTeam | None = None
+    """All ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
     first_runs: Callable[[], int] = lambda: 0
     """The number of its steps so far that were the first of their kind or captured a graph."""
 
@@ -90,7 +69,7 @@ class Target:
 class Drafter(Protocol):
     """Proposes tokens."""
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         """A step was launched. ``most``: the maximum length of the next draft of any of its requests."""
 
     def expects(self, context: Context) -> bool:

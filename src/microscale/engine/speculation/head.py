@@ -15,6 +15,7 @@ A page is complete again when a request that is complete so far begins it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ import torch
 from microscale.engine.graph_sizes import power_of_two
 from microscale.engine.graphs import Graphs, graph_memory
 from microscale.engine.request import Request
-from microscale.engine.speculation.drafter import Context, Launched, Target
+from microscale.engine.speculation.drafter import Context, DraftTarget, LaunchedStep
 from microscale.engine.speculation.head_inputs import HeadInputs
 from microscale.engine.work import Work
 from microscale.models.config import LayerKind
@@ -80,9 +81,9 @@ class HeadDrafter:
         """See ``Limits.key_lookahead``."""
         return int(self._head.rows_hold_next_token)
 
-    def attach(self, target: Target) -> None:
+    def attach(self, target: DraftTarget) -> None:
         """Attach to an engine, before its first step."""
-        head, self._others = self._head, target.others
+        head, self._team = self._head, target.team
         self._pool, self._page_size = target.pools[FULL], target.limits.page_size
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
@@ -99,7 +100,7 @@ class HeadDrafter:
         """Capture what the first steps need: a few sequences with drafts of full length."""
         if not self._graphs.enabled:
             return
-        with self._others.preparing_drafts():
+        with nullcontext() if self._team is None else self._team.preparing_drafts():
             for sequences in (FIRST_SEQUENCES[0], *FIRST_SEQUENCES):  # the first one runs as it is
                 self._run_padding(sequences)
 
@@ -108,14 +109,14 @@ class HeadDrafter:
         rows = power_of_two(sequences * (1 + self._most))
         if self._inputs.holds(rows, sequences):
             key = self._inputs.sized(rows, sequences, self._most)
-            self._inputs.fill(Launched(()), key)
+            self._inputs.fill(LaunchedStep(()), key)
             self._graphs.run(key, partial(self._draft, key))
 
     def follows(self, request: Request) -> bool:
         """Whether the head has seen all of the request so far."""
         return self._complete.get(request.request_id) == request.num_preempted
 
-    def follow(self, step: Launched) -> None:
+    def follow(self, step: LaunchedStep) -> None:
         """Before ``observe``: note requests that are new in the step, and pages that become complete."""
         for work in step.schedule:
             request = work.request
@@ -129,7 +130,7 @@ class HeadDrafter:
                 # Pages that begin now. One that began before is complete, or the request would not be.
                 self._holes.difference_update(self._pages(work)[bool(work.first % self._page_size) :])
 
-    def rest(self, step: Launched) -> None:
+    def rest(self, step: LaunchedStep) -> None:
         """Skip a step."""
         self._guesses = _Guesses()
         for work in step.schedule:
@@ -144,14 +145,14 @@ class HeadDrafter:
         last = (work.end - 1) // self._page_size
         return self._pool.pages_of(work.request.request_id)[work.first // self._page_size : last + 1]
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         if not any(self.follows(work.request) for work in step.schedule):
             self._guesses = _Guesses()
             return
-        with self._others.drafting(step, most):
+        with nullcontext() if self._team is None else self._team.drafting(step, most):
             self.take_in(step, most)
 
-    def take_in(self, step: Launched, most: int) -> None:
+    def take_in(self, step: LaunchedStep, most: int) -> None:
         """What ``observe`` does on every rank."""
         count = min(most, self._most)
         if count and not self._head.guesses_in_turn:
@@ -170,7 +171,7 @@ class HeadDrafter:
     def _draft(self, key: Step) -> Tensor:
         return self._head.draft(self._inputs.verified(key), self._kv, key.longest)
 
-    def _to_host(self, guessed: Tensor, step: Launched) -> _Guesses:
+    def _to_host(self, guessed: Tensor, step: LaunchedStep) -> _Guesses:
         rows = {request_id: row for row, request_id in enumerate(step.first_rows)}
         if self._host is None:
             return _Guesses(rows, guessed, None, guessed)

@@ -31,7 +31,7 @@ from microscale.engine.ahead import Ahead
 from microscale.engine.graph_sizes import power_of_two, table_width
 from microscale.engine.page_ledger import pages_for
 from microscale.engine.page_tables import PageTables, Staging
-from microscale.engine.speculation.drafter import Launched, Target
+from microscale.engine.speculation.drafter import DraftTarget, LaunchedStep
 from microscale.engine.step_inputs import aligned
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
@@ -50,7 +50,7 @@ ROW_LINES, SEQUENCE_LINES = 6, 4
 class HeadInputs:
     """The tensors of the head's steps."""
 
-    def __init__(self, target: Target, most: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, target: DraftTarget, most: int, vocab: int, device: torch.device) -> None:
         """``most``: the longest draft."""
         assert target.taps is not None  # with a head the model is tapped
         limits = target.limits
@@ -83,7 +83,7 @@ class HeadInputs:
         """Whether there may be a step of this size."""
         return rows <= self._max_rows and sequences <= self._max_sequences
 
-    def key(self, step: Launched, count: int, *, padded: bool) -> Step:
+    def key(self, step: LaunchedStep, count: int, *, padded: bool) -> Step:
         """``padded``: to powers of two, so that few graphs do."""
         rows, sequences = sum(work.count for work in step.schedule), len(step.first_rows)
         longest = max(work.end for work in step.schedule) + self._most + 1
@@ -95,7 +95,7 @@ class HeadInputs:
         pages = table_width(longest, self._size, self._max_pages)
         return Step(rows, sequences, count if sequences else 0, pages)
 
-    def fill(self, step: Launched, key: Step) -> None:
+    def fill(self, step: LaunchedStep, key: Step) -> None:
         """Lay the step out as ``key`` has it, and begin the copies."""
         self._staging.wait()
         lines = [line + [0] * (len(line) % 2) for line in (*self._rows(step, key), *self._sequences(step, key))]
@@ -132,7 +132,7 @@ class HeadInputs:
         flat = self._on_device[self._drawn + ROW_LINES * aligned(key.tokens) :][: lines * aligned(key.sequences)]
         return flat.view(lines, -1)[:, : key.sequences]
 
-    def _rows(self, step: Launched, key: Step) -> list[list[int]]:
+    def _rows(self, step: LaunchedStep, key: Step) -> list[list[int]]:
         """The lines of the rows, in the order of the schedule; then padding rows."""
         size, padding = self._size, self._pool.num_pages * self._size
         known_at = self._drawn + (ROW_LINES - 1) * aligned(key.tokens)
@@ -168,7 +168,7 @@ class HeadInputs:
         positions, slots, owners, places, known = (line + [fill] * spare for line, fill in rest)
         return [positions, slots, nexts, owners, places, known]
 
-    def _sequences(self, step: Launched, key: Step) -> list[list[int]]:
+    def _sequences(self, step: LaunchedStep, key: Step) -> list[list[int]]:
         """The lines of the sequences that drew; then padding sequences, whose one row is the step's first."""
         columns: list[list[int]] = []
         row = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.drafter import Context, LaunchedStep
 
 HASHES = 1 << 14
 """Entries of a request's table: 64 KB. In longer texts places share entries, and a look-up tries some in vain."""
@@ -86,7 +86,7 @@ class NgramDrafter:
         self._least, self._most = least, most
         self._indexes: dict[str, tuple[Sequence[int], _Index]] = {}
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         """Add prompts while the device computes them."""
         for work in step.schedule:
             self._index(work.request.request_id, work.request.tokens).grow()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.drafter import Context, DeviceDrafter, Drafter, Launched, Target
+from microscale.engine.speculation.drafter import Context, DeviceDrafter, Drafter, DraftTarget, LaunchedStep
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length, acceptance_for
 from microscale.engine.speculation.ngram import NgramDrafter
@@ -133,7 +133,7 @@ class Speculation:
     def key_lookahead(self) -> int:
         return self._head.key_lookahead if self._head is not None else 0
 
-    def attach(self, target: Target) -> None:
+    def attach(self, target: DraftTarget) -> None:
         """Attach to an engine, before its first step."""
         self._target_first_runs = target.first_runs
         if self._head is not None:
@@ -148,7 +148,7 @@ class Speculation:
         if self._head is not None:
             self._head.prepare()
 
-    def observe(self, step: Launched) -> None:
+    def observe(self, step: LaunchedStep) -> None:
         if self._head is None:
             self._drafter.observe(step, self.most)
             return

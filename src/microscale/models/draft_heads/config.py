@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from microscale.errors import BadConfig
-from microscale.models.config import ModelConfig, check_positive
+from microscale.models.config import ModelConfig, check_heads, check_positive
 from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
 from microscale.planning.ops import RopeTable
@@ -78,10 +78,7 @@ class LayerShape:
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "rms_epsilon", "max_context"):
             check_positive(self, name)
-        if self.num_heads % self.num_kv_heads:
-            raise BadConfig(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly.")
-        if self.head_dim % 2:
-            raise BadConfig(f"head_dim {self.head_dim} is odd, and rope turns pairs.")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
     def qkv_rows(self) -> int:
@@ -89,7 +86,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
-class Reads:
+class HeadReads:
     """What a head reads from its target."""
 
     taps: tuple[int, ...]
@@ -118,7 +115,7 @@ class Eagle3Config:
     most_drafts: ClassVar[int | None] = None
 
     layer: LayerShape
-    reads: Reads
+    reads: HeadReads
     draft_vocab_size: int
     """Rows of its lm_head."""
     maps_vocabulary: bool
@@ -153,7 +150,7 @@ class Eagle3Config:
 
     def for_target(self, target: ModelConfig) -> Eagle3Config:
         """The same head with the sizes that ``target`` needs."""
-        reads = Reads(self.reads.taps, target.hidden, target.vocab_size)
+        reads = HeadReads(self.reads.taps, target.hidden, target.vocab_size)
         vocab_size = self.draft_vocab_size if self.maps_vocabulary else target.vocab_size
         return replace(self, reads=reads, draft_vocab_size=vocab_size)
 
@@ -171,7 +168,7 @@ class DFlashConfig:
 
     layer: LayerShape
     num_layers: int
-    reads: Reads
+    reads: HeadReads
     block_size: int
     mask_token: int
     shard: Shard = WHOLE
@@ -196,7 +193,7 @@ class DFlashConfig:
 
     def for_target(self, target: ModelConfig) -> DFlashConfig:
         """The same head with the sizes that ``target`` needs."""
-        reads = Reads(self.reads.taps, target.hidden, target.vocab_size)
+        reads = HeadReads(self.reads.taps, target.hidden, target.vocab_size)
         return replace(self, reads=reads, mask_token=min(self.mask_token, target.vocab_size - 1))
 
 
@@ -219,7 +216,7 @@ _LAYER = LayerShape(
 _20B = Eagle3Config(
     layer=_LAYER,
     # The published 1, 11, 21, counted from 0.
-    reads=Reads(taps=(2, 12, 22), target_hidden=2880, vocab_size=201088),
+    reads=HeadReads(taps=(2, 12, 22), target_hidden=2880, vocab_size=201088),
     draft_vocab_size=32000,
     maps_vocabulary=True,
     norm_before_fc=False,
@@ -252,7 +249,7 @@ _TINY_LAYER = LayerShape(
 _TINY_DFLASH = DFlashConfig(
     layer=_TINY_LAYER,
     num_layers=2,
-    reads=Reads(taps=(1, 2), target_hidden=160, vocab_size=512),
+    reads=HeadReads(taps=(1, 2), target_hidden=160, vocab_size=512),
     block_size=8,
     mask_token=500,
 )

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from microscale.errors import Unsupported
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.config import CONFIG, ModelConfig, build, read_num_layers
+from microscale.models.config import CONFIG, KEYS, ModelConfig, build, read_fields, read_num_layers, refuse_others
 from microscale.models.draft_heads.config import (
     DFlashConfig,
     Eagle3Config,
     HeadConfig,
+    HeadReads,
     HeadRope,
     LayerShape,
     Llama3Rope,
-    Reads,
 )
 from microscale.models.draft_heads.weights import D2T, EMBED, LM_HEAD, CheckpointHead, check_fit
 from microscale.models.json_object import JsonObject, read_json_object
@@ -38,7 +38,9 @@ THETA = 10000.0
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS = "speculators_model_type"
-# Keys whose other values would be another arithmetic; where they are absent these hold.
+_LAYER_KEYS = {name: KEYS[name] for name in ("hidden", "num_heads", "rms_epsilon", "max_context")} | {
+    "intermediate": "intermediate_size"
+}
 _ONLY: dict[str, object] = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -48,6 +50,7 @@ _ONLY: dict[str, object] = {
     "use_sliding_window": False,
     "quantization_config": None,
 }
+"""Values of keys without which the arithmetic would be another; absent keys have them."""
 _ONLY_EAGLE: dict[str, object] = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -93,9 +96,9 @@ def _eagle3(file: JsonObject, names: list[str], target: ModelConfig) -> Eagle3Co
     speculators = SPECULATORS in file.data
     layers = file.nested("transformer_layer_config") if speculators else file
     eagle = file.nested("eagle_config") if isinstance(file.data.get("eagle_config"), dict) else None
-    _refuse_others(layers, _ONLY)
+    refuse_others(layers, _ONLY)
     if eagle is not None:
-        _refuse_others(eagle, _ONLY_EAGLE)
+        refuse_others(eagle, _ONLY_EAGLE)
     if read_num_layers(layers) != 1:
         raise Unsupported(f"{layers.source}: EAGLE3 heads of one layer are supported, not of more.")
     _refuse_windows(layers)
@@ -105,7 +108,7 @@ def _eagle3(file: JsonObject, names: list[str], target: ModelConfig) -> Eagle3Co
         file,
         Eagle3Config,
         layer=shape,
-        reads=build(file, Reads, taps, file.optional("target_hidden_size", int, shape.hidden), vocab_size),
+        reads=build(file, HeadReads, taps, file.optional("target_hidden_size", int, shape.hidden), vocab_size),
         draft_vocab_size=file.optional("draft_vocab_size", int, vocab_size),
         maps_vocabulary=D2T in names,
         norm_before_fc=_flag(file, eagle, "norm_before_fc"),
@@ -130,10 +133,10 @@ def _eagle_taps(file: JsonObject, eagle: JsonObject | None, speculators: bool, t
 
 
 def _dflash(file: JsonObject) -> DFlashConfig:
-    _refuse_others(file, _ONLY)
+    refuse_others(file, _ONLY)
     _refuse_windows(file)
     dflash = file.nested("dflash_config")
-    _refuse_others(dflash, _ONLY_DFLASH)
+    refuse_others(dflash, _ONLY_DFLASH)
     shape = _layer(file)
     taps = tuple(layer + 1 for layer in _numbers(dflash, "target_layer_ids"))
     holder = dflash if dflash.data.get("block_size") is not None else file
@@ -142,7 +145,7 @@ def _dflash(file: JsonObject) -> DFlashConfig:
         DFlashConfig,
         layer=shape,
         num_layers=read_num_layers(file),
-        reads=build(file, Reads, taps, shape.hidden, file.require("vocab_size", int)),
+        reads=build(file, HeadReads, taps, shape.hidden, file.require("vocab_size", int)),
         block_size=holder.require("block_size", int),
         mask_token=dflash.require("mask_token_id", int),
     )
@@ -152,21 +155,17 @@ def _layer(file: JsonObject) -> LayerShape:
     kind = file.require("model_type", str)
     if kind not in ("llama", "qwen3"):
         raise Unsupported(f"{file.source}: draft heads of 'model_type' {kind!r} are not supported; of llama and qwen3.")
-    hidden, num_heads = file.require("hidden_size", int), file.require("num_attention_heads", int)
+    values = read_fields(file, LayerShape, _LAYER_KEYS)
     return build(
         file,
         LayerShape,
-        hidden=hidden,
-        intermediate=file.require("intermediate_size", int),
-        num_heads=num_heads,
-        num_kv_heads=file.optional("num_key_value_heads", int, num_heads),
-        # Where the key is absent, the format defines it so.
-        head_dim=file.optional("head_dim", int, hidden // max(num_heads, 1)),
+        **values,
+        # Where these keys are absent, the format defines them so.
+        num_kv_heads=file.optional("num_key_value_heads", int, values["num_heads"]),
+        head_dim=file.optional("head_dim", int, values["hidden"] // max(values["num_heads"], 1)),
         rope=read_head_rope(file),
-        rms_epsilon=file.require("rms_norm_eps", float),
         head_norms=kind == "qwen3",
         attention_bias=file.optional("attention_bias", bool, False),
-        max_context=file.require("max_position_embeddings", int),
     )
 
 
@@ -181,12 +180,6 @@ def _numbers(file: JsonObject, key: str) -> list[int]:
     if not found or not all(type(number) is int and number >= 0 for number in found):
         raise file.fault(key, "must be a list of layers")
     return found
-
-
-def _refuse_others(file: JsonObject, only: dict[str, object]) -> None:
-    for key, value in only.items():
-        if file.data.get(key) is not None and file.data[key] != value:
-            raise Unsupported(f"{file.source}: {key!r} of {file.data[key]!r} is not supported; {value!r} is.")
 
 
 def _refuse_windows(file: JsonObject) -> None:

@@ -19,8 +19,11 @@ from microscale.models.config import (
     build,
     read_config_file,
     read_end_tokens,
+    read_fields,
     read_layer_kinds,
     read_num_layers,
+    refuse_others,
+    write_fields,
 )
 from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
 from microscale.models.json_object import JsonObject
@@ -30,12 +33,23 @@ TEXT_MODEL = "gemma4_text"
 MULTIMODAL = "gemma4"
 MODEL_TYPES = (MULTIMODAL, TEXT_MODEL)
 
-_KEYS = frozenset({
-    "attention_k_eq_v", "eos_token_id", "final_logit_softcapping", "global_head_dim", "head_dim", "hidden_size",
-    "intermediate_size", "layer_types", "max_position_embeddings", "moe_intermediate_size", "num_attention_heads",
-    "num_experts", "num_global_key_value_heads", "num_hidden_layers", "num_key_value_heads", "per_layer_config",
-    "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "top_k_experts", "vocab_size",
+_KEYS = {
+    "hidden": "hidden_size",
+    "mlp": "intermediate_size",
+    "intermediate": "moe_intermediate_size",
+    "num_experts": "num_experts",
+    "top_k": "top_k_experts",
+    "vocab_size": "vocab_size",
+    "sliding_window": "sliding_window",
+    "rms_epsilon": "rms_norm_eps",
+    "max_context": "max_position_embeddings",
+}
+_OVERRIDABLE = frozenset({
+    *_KEYS.values(), "attention_k_eq_v", "eos_token_id", "final_logit_softcapping", "global_head_dim", "head_dim",
+    "layer_types", "num_attention_heads", "num_global_key_value_heads", "num_hidden_layers", "num_key_value_heads",
+    "per_layer_config", "rope_parameters", "tie_word_embeddings",
 })  # fmt: skip
+_ONLY = {"attention_bias": False, "hidden_activation": "gelu_pytorch_tanh", "num_kv_shared_layers": 0}
 _ROPE_KEYS = frozenset({"rope_type", "rope_theta", "partial_rotary_factor"})
 _FULL_KEYS = frozenset({"head_dim", "num_key_value_heads"})
 
@@ -58,13 +72,13 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     file = whole.nested("text_config") if whole.require("model_type", str) == MULTIMODAL else whole
     # Published files name end tokens and tying next to the text model, not in it.
     outer = {key: whole.data[key] for key in ("eos_token_id", "tie_word_embeddings") if key in whole.data}
-    file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _KEYS)
+    file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _OVERRIDABLE)
     return from_text_config(file, _formats(folder, whole, read_num_layers(file)), folder)
 
 
 def preset(name: str, config: Gemma4Config, overrides: Mapping[str, object]) -> Gemma4Config:
     """A preset with ``overrides`` of the keys that its config.json would have. Its formats are those of layer 0."""
-    file = apply_overrides(JsonObject(f"Preset {name}", to_text_config(config)), overrides, _KEYS)
+    file = apply_overrides(JsonObject(f"Preset {name}", to_text_config(config)), overrides, _OVERRIDABLE)
     return from_text_config(file, config.formats[:1] * read_num_layers(file))
 
 
@@ -79,27 +93,19 @@ def from_text_config(file: JsonObject, formats: Sequence[LayerFormats], folder: 
     if kinds[-1] is not LayerKind.FULL and not file.overridden:
         # transformers would make it one, whatever the file says.
         raise file.fault("layer_types", f"must end with {LayerKind.FULL}")
-    vocab_size = file.require("vocab_size", int)
     softcap = (
         None if file.data.get("final_logit_softcapping") is None else file.require("final_logit_softcapping", float)
     )
+    values = read_fields(file, Gemma4Config, _KEYS)
     return build(
         file,
         Gemma4Config,
-        hidden=file.require("hidden_size", int),
-        mlp=file.require("intermediate_size", int),
-        intermediate=file.require("moe_intermediate_size", int),
-        num_experts=file.require("num_experts", int),
-        top_k=file.require("top_k_experts", int),
-        vocab_size=vocab_size,
-        sliding_window=file.require("sliding_window", int),
+        **values,
         layer_kinds=kinds,
         heads={LayerKind.SLIDING: _sliding_heads(file), LayerKind.FULL: _full_heads(file, kinds)},
         rope={kind: _rope(file.nested("rope_parameters").nested(kind.value)) for kind in LayerKind},
-        rms_epsilon=file.require("rms_norm_eps", float),
         softcap=softcap,
-        max_context=file.require("max_position_embeddings", int),
-        eos_token_ids=read_end_tokens(folder, file, vocab_size),
+        eos_token_ids=read_end_tokens(folder, file, values["vocab_size"]),
         formats=tuple(formats),
         tied=file.optional("tie_word_embeddings", bool, True),
     )
@@ -123,33 +129,23 @@ def to_text_config(config: Gemma4Config) -> dict[str, object]:
     sliding, full = config.heads[LayerKind.SLIDING], config.heads[LayerKind.FULL]
     return {
         "architectures": ["Gemma4ForCausalLM"],
-        "attention_bias": False,
+        "model_type": TEXT_MODEL,
+        **write_fields(config, _KEYS),
+        **_ONLY,
         "attention_k_eq_v": full.shared_kv,
         "enable_moe_block": True,
         "eos_token_id": list(config.eos_token_ids) or None,
         "final_logit_softcapping": config.softcap,
         "global_head_dim": full.head_dim,
         "head_dim": sliding.head_dim,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": config.hidden,
         "hidden_size_per_layer_input": 0,
-        "intermediate_size": config.mlp,
         "layer_types": [str(kind) for kind in config.layer_kinds],
-        "max_position_embeddings": config.max_context,
-        "model_type": TEXT_MODEL,
-        "moe_intermediate_size": config.intermediate,
         "num_attention_heads": sliding.num_heads,
-        "num_experts": config.num_experts,
         "num_global_key_value_heads": full.num_kv_heads,
         "num_hidden_layers": config.num_layers,
         "num_key_value_heads": sliding.num_kv_heads,
-        "num_kv_shared_layers": 0,
-        "rms_norm_eps": config.rms_epsilon,
         "rope_parameters": {kind.value: _rope_json(rope) for kind, rope in config.rope.items()},
-        "sliding_window": config.sliding_window,
         "tie_word_embeddings": config.tied,
-        "top_k_experts": config.top_k,
-        "vocab_size": config.vocab_size,
     }
 
 
@@ -167,15 +163,7 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
             f"{file.source}: 'hidden_size_per_layer_input' {file.data['hidden_size_per_layer_input']} is not "
             f"supported; models with an embedding for each layer have no experts."
         )
-    if file.optional("num_kv_shared_layers", int, 0):
-        raise Unsupported(f"{file.source}: 'num_kv_shared_layers' is not supported; every layer caches its own keys.")
-    if file.optional("attention_bias", bool, False):
-        raise Unsupported(f"{file.source}: 'attention_bias' true is not supported; Gemma 4 has no biases.")
-    activation = file.optional("hidden_activation", str, "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise Unsupported(
-            f"{file.source}: 'hidden_activation' {activation!r} is not supported; supported is 'gelu_pytorch_tanh'."
-        )
+    refuse_others(file, _ONLY)
     # "vision" changes only how pictures see each other, and only text is taken.
     if file.data.get("use_bidirectional_attention") not in (None, "vision"):
         raise Unsupported(f"{file.source}: 'use_bidirectional_attention' is not supported; text is read forward.")

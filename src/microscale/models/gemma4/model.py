@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.formats import BlockScaled
-from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.weights import Gemma4Layer
 from microscale.models.rope import computing_on
 from microscale.models.tensor_table import Weight
-from microscale.models.weights import Weights, tied_lm_head
+from microscale.models.weights import Weights
 from microscale.planning.ops import (
     MLP_RUN,
     AttentionBatch,
@@ -62,10 +62,6 @@ def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> Rop
     index = torch.arange(pairs, dtype=torch.float32, device=computing_on(device))
     frequencies = 1.0 / rope.theta ** (2 * index / head_dim)
     return RopeTable(frequencies.where(index < turning, 0.0).to(device), 1.0)
-
-
-def rope_tables(config: Gemma4Config, device: torch.device) -> dict[LayerKind, RopeTable]:
-    return {kind: partial_table(config.rope[kind], config.heads[kind].head_dim, device) for kind in config.layer_kinds}
 
 
 class Gemma4DecoderLayer:
@@ -225,8 +221,9 @@ def small_spec(config: Gemma4Config, kind: LayerKind, ops: Ops) -> SmallSpec:
 
 
 class Gemma4(Decoder["Tensor"]):
-    """The whole model. Loading reads one layer at a time; a layer's checkpoint bytes go as soon as it is packed."""
+    """The whole model."""
 
+    config: Gemma4Config
     layers: Sequence[Gemma4DecoderLayer]
 
     def __init__(
@@ -238,34 +235,27 @@ class Gemma4(Decoder["Tensor"]):
         on_layer: Callable[[], None] = lambda: None,
     ) -> None:
         config = weights.config
-        self.config = config
-        self.ops = ops
-        self.device = device
-        self.page_size = page_size
-        table = weights.embed(device)
-        self.embed = ops.embed(table)
         # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
         self.embed_scale = ops.computed(lambda: float(torch.tensor(config.hidden**0.5, dtype=ops.dtype)))
-        side_stream = SideStream(device)
-        layers: list[Gemma4DecoderLayer] = []
-        for layer_idx in range(config.num_layers):
-            tensors = weights.layer(layer_idx, device)
-            layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, side_stream))
-            on_layer()
-        self.layers = layers
-        norms = [*(layer.attn_norm for layer in layers[1:]), weights.norm(device).to(ops.dtype)]
-        for layer, norm in zip(layers, norms, strict=True):
-            layer.closing = replace(layer.closing, after=norm[None])
-        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
-        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
-        self.sampling = ops.sampling(config.vocab_size)
-        self.rope = ops.computed(lambda: rope_tables(config, device))
+        self.side_stream = SideStream(device)
+        self.softcap = config.softcap
+        super().__init__(weights, ops, device, page_size, on_layer)
 
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
-        """An empty KV cache with this many pages for each kind of layer; the kinds' heads differ."""
-        config = self.config
-        shapes = {kind: (heads.num_kv_heads, heads.head_dim) for kind, heads in config.heads.items()}
-        return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
+    def bind_layer(self, layer_idx: int, tensors: Gemma4Layer) -> Gemma4DecoderLayer:
+        return Gemma4DecoderLayer(self.config, layer_idx, tensors, self.ops, self.page_size, self.side_stream)
+
+    def bind_norm(self, weight: Tensor) -> None:
+        norms = [*(layer.attn_norm for layer in self.layers[1:]), weight.to(self.ops.dtype)]
+        for layer, norm in zip(self.layers, norms, strict=True):
+            layer.closing = replace(layer.closing, after=norm[None])
+
+    def rope_tables(self) -> dict[LayerKind, RopeTable]:
+        """The kinds' heads and ropes differ."""
+        rope, heads = self.config.rope, self.config.heads
+        return {kind: partial_table(rope[kind], heads[kind].head_dim, self.device) for kind in self.config.layer_kinds}
+
+    def head_shapes(self) -> dict[LayerKind, tuple[int, int]]:
+        return {kind: (heads.num_kv_heads, heads.head_dim) for kind, heads in self.config.heads.items()}
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         x = self.embed(token_ids).mul_(self.embed_scale)

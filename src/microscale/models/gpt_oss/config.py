@@ -1,91 +1,51 @@
-"""The config of a gpt-oss model: sizes, layer kinds, rope and activation constants, checked for consistency once.
+"""The config of a gpt-oss model, and the three forms of config.json in which it is published.
 
-``config_file`` makes these records from a config.json in any of the published forms.
+* as published on the hub: ``rope_theta`` next to ``rope_scaling``;
+* as transformers 5 saves it: ``rope_parameters`` with the theta inside, defaults left out;
+* as OpenAI ships it in ``original/``: other names, no ``model_type``, YaRN's constants at top level.
+
+Overrides (``--hf-overrides``) change the file's own keys before anything is read. What would be computed wrongly is
+refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
-from microscale.errors import BadConfig
-from microscale.formats import BLOCK
+from microscale.errors import Unsupported
 from microscale.models.config import (
+    KEYS,
     LayerKind,
-    check_blocks,
-    check_end_tokens,
-    check_heads,
+    apply_overrides,
+    build,
     check_positive,
-    check_top_k,
-    last_of_each,
+    producible,
+    read_config_file,
+    read_end_tokens,
+    read_fields,
+    read_layer_kinds,
+    refuse_others,
+    write_fields,
 )
-from microscale.models.rope import YarnRope
-from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
+from microscale.models.json_object import JsonObject
+from microscale.models.pre_norm import PreNormConfig
+from microscale.models.rope import YarnRope, find_rope, read_yarn, rope_keys, to_json
 
 
-@dataclass(frozen=True)
-class GptOssConfig:
-    """The architecture of one gpt-oss model."""
+@dataclass(frozen=True, kw_only=True)
+class GptOssConfig(PreNormConfig):
+    """The architecture of one gpt-oss model. In ``gate_up``, gate rows are even and up rows odd."""
 
-    num_layers: int
-    hidden: int
-    intermediate: int
-    """Width of one expert after the gate; ``gate_up`` has twice as many rows, gate even, up odd."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_experts: int
-    top_k: int
-    vocab_size: int
-    sliding_window: int
-    """How many positions a sliding layer sees, the token itself included."""
-    layer_kinds: tuple[LayerKind, ...]
     rope: YarnRope
-    rms_epsilon: float
     swiglu_limit: float
-    max_context: int
-    eos_token_ids: tuple[int, ...]
     swiglu_alpha: float = 1.702
-    shard: Shard = WHOLE
-    """The rank whose part of the model this is: heads and widths above are the rank's own."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
-        check_positive(self, "num_experts", "top_k", "vocab_size", "sliding_window", "rms_epsilon", "swiglu_limit")
-        check_positive(self, "max_context", "swiglu_alpha")
-        if len(self.layer_kinds) != self.num_layers:
-            raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
-        check_blocks(self, BLOCK, "hidden", "intermediate")
-        check_top_k(self.top_k, self.num_experts)
-        check_end_tokens(self)
-
-    @property
-    def tied(self) -> bool:
-        """lm_head is the embedding table: never in gpt-oss."""
-        return False
-
-    @property
-    def qkv_rows(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
-    def sharded(self, shard: Shard) -> GptOssConfig:
-        """One rank's part: its heads, and its width of every expert."""
-        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
-        return replace(
-            self,
-            num_heads=len(heads.heads),
-            num_kv_heads=len(heads.kv_heads),
-            intermediate=split_width(self.intermediate, BLOCK, shard).size,
-            shard=shard,
-        )
-
-    def shortened(self) -> GptOssConfig:
-        """The model with one layer of each kind: all kernels, in the time of two layers. With one kind two of it: the
-        first layer reads the embedding, the other a sum."""
-        kinds = tuple(self.layer_kinds[place] for place in last_of_each(self.layer_kinds))
-        if len(kinds) == 1:
-            kinds *= min(2, self.num_layers)
-        return replace(self, num_layers=len(kinds), layer_kinds=kinds)
+        super().__post_init__()
+        check_positive(self, "swiglu_limit", "swiglu_alpha")
 
 
 def alternating(num_layers: int) -> tuple[LayerKind, ...]:
@@ -140,3 +100,149 @@ PRESETS = {
     "gpt-oss-120b": _published(num_layers=36, num_experts=128),
     "gpt-oss-tiny": _TINY,
 }
+
+# ---- config.json -----------------------------------------------------------------------------------------------------
+
+MODEL_TYPE = "gpt_oss"
+# <|return|>, <|call|>, <|endoftext|>: the original layout has no key for them.
+ORIGINAL_END_TOKENS = (200002, 200012, 199999)
+ORIGINAL_RMS_EPSILON = 1e-5
+
+_WIDTHS = {"intermediate": "intermediate_size", "sliding_window": "sliding_window"}
+_KEYS = {**KEYS, **_WIDTHS, "num_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+_ORIGINAL_KEYS = {
+    **{name: KEYS[name] for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")},
+    **_WIDTHS,
+    "num_experts": "num_experts",
+    "top_k": "experts_per_token",
+}
+_SWIGLU = ("swiglu_alpha", "swiglu_limit")
+_ONLY = {"attention_bias": True, "tie_word_embeddings": False, "hidden_act": "silu"}
+_OVERRIDABLE = frozenset({*_KEYS.values(), *_SWIGLU, *_ONLY, "eos_token_id", "layer_types"})
+_ORIGINAL_OVERRIDABLE = frozenset({
+    *_ORIGINAL_KEYS.values(), "swiglu_limit", "initial_context_length", "rope_theta", "rope_scaling_factor",
+    "rope_ntk_alpha", "rope_ntk_beta",
+})  # fmt: skip
+
+
+class CheckpointLayout(StrEnum):
+    """Who chose the names of the tensors."""
+
+    HUGGING_FACE = "hugging face"
+    ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class GptOssFile:
+    """A config and the layout of the checkpoint that it came with."""
+
+    config: GptOssConfig
+    layout: CheckpointLayout
+
+
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> GptOssFile:
+    """The config in ``folder``, with ``overrides`` applied to its keys."""
+    file = read_config_file(folder)
+    if "model_type" not in file.data and "experts_per_token" in file.data:
+        file = apply_overrides(file, overrides or {}, _ORIGINAL_OVERRIDABLE)
+        return GptOssFile(_from_original(file), CheckpointLayout.ORIGINAL)
+    _check_model_type(file)
+    file = _override(file, overrides or {})
+    return GptOssFile(from_hugging_face(file, folder), CheckpointLayout.HUGGING_FACE)
+
+
+def _check_model_type(file: JsonObject) -> None:
+    """Refuse other architectures and other quantizations by name."""
+    model_type = file.require("model_type", str)
+    if model_type != MODEL_TYPE:
+        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not {MODEL_TYPE!r}.")
+    if file.data.get("quantization_config") is None:
+        raise Unsupported(f"{file.source} has no 'quantization_config'; supported are MXFP4 experts as published.")
+    quantization = file.nested("quantization_config")
+    method = quantization.require("quant_method", str)
+    if method != "mxfp4":
+        raise Unsupported(f"{quantization.source}: 'quant_method' {method!r} is not supported; supported is 'mxfp4'.")
+
+
+def _override(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
+    """``file`` with overrides of the Hugging Face keys; the rope keys are those that this file uses."""
+    return apply_overrides(file, overrides, _OVERRIDABLE | rope_keys(file))
+
+
+def from_hugging_face(file: JsonObject, folder: Path | None = None) -> GptOssConfig:
+    """The config that a Hugging Face config.json describes. ``folder`` may have a generation_config.json."""
+    refuse_others(file, _ONLY)
+    values = read_fields(file, GptOssConfig, _KEYS)
+    return build(
+        file,
+        GptOssConfig,
+        **values,
+        layer_kinds=read_layer_kinds(file, alternating(values["num_layers"])),
+        rope=_hugging_face_rope(file),
+        swiglu_limit=file.optional("swiglu_limit", float, 7.0),
+        swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
+        eos_token_ids=read_end_tokens(folder, file, values["vocab_size"]),
+    )
+
+
+def preset(name: str, config: GptOssConfig, overrides: Mapping[str, object]) -> GptOssConfig:
+    """A preset with ``overrides`` of the keys that its config.json would have."""
+    return from_hugging_face(_override(JsonObject(f"Preset {name}", to_hugging_face(config)), overrides))
+
+
+def to_hugging_face(config: GptOssConfig) -> dict[str, object]:
+    """The published form of config.json for ``config``: the inverse of ``from_hugging_face``."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": MODEL_TYPE,
+        **write_fields(config, _KEYS),
+        **_ONLY,
+        **{key: getattr(config, key) for key in _SWIGLU},
+        **to_json(config.rope),
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "layer_types": [str(kind) for kind in config.layer_kinds],
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+    }
+
+
+def _hugging_face_rope(file: JsonObject) -> YarnRope:
+    kind, rope = find_rope(file) or ("", file.nested("rope_scaling"))
+    if kind != "yarn":
+        raise Unsupported(f"{rope.source}: 'rope_type' {kind!r} is not supported; supported is 'yarn'.")
+    return read_yarn(file, rope)
+
+
+def _from_original(file: JsonObject) -> GptOssConfig:
+    values = read_fields(file, GptOssConfig, _ORIGINAL_KEYS)
+    factor = file.require("rope_scaling_factor", float)
+    context = file.require("initial_context_length", int)
+    rope = build(
+        file,
+        YarnRope,
+        theta=file.require("rope_theta", float),
+        factor=factor,
+        beta_fast=file.require("rope_ntk_beta", float),
+        beta_slow=file.require("rope_ntk_alpha", float),
+        original_context=context,
+        truncate=False,
+    )
+    return build(
+        file,
+        GptOssConfig,
+        **values,
+        layer_kinds=alternating(values["num_layers"]),
+        rope=rope,
+        rms_epsilon=ORIGINAL_RMS_EPSILON,
+        # The key came after the first release; the model's own default is 7.
+        swiglu_limit=file.optional("swiglu_limit", float, 7.0),
+        max_context=int(context * factor),
+        eos_token_ids=producible(ORIGINAL_END_TOKENS, values["vocab_size"]),
+    )

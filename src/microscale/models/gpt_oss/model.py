@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.weights import GptOssLayer
-from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
+from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.rope import yarn_table
 from microscale.planning.ops import DenseWeights, Gate, GateKind, MoeWeights, RopeTable, Router
 
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
 class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
     """The whole model."""
 
-    def bind_layer(self, kind: LayerKind, tensors: GptOssLayer) -> PreNormLayer:
+    def bind_layer(self, layer_idx: int, tensors: GptOssLayer) -> PreNormLayer:
         config, ops = self.config, self.ops
+        kind = config.layer_kinds[layer_idx]
         attention = attention_spec(config, kind, ops, self.page_size, sinks=True)
         return PreNormLayer(
             kind=kind,
-            sizes=layer_sizes(config),
+            config=config,
             attn_norm=tensors.attn_norm,
             qkv=ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias), behind_sum=True),
             head_norms=None,
@@ -44,9 +44,9 @@ class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
             ranks=ops.ranks,
         )
 
-    def bind_norm(self, weight: Tensor) -> Tensor:
+    def bind_norm(self, weight: Tensor) -> None:
         """Norms keep the type that they have in the checkpoint."""
-        return weight
+        self.norm = weight
 
     def rope_table(self) -> RopeTable:
         return yarn_table(self.config.rope, self.config.head_dim, self.device)

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 from microscale.formats import BlockScaled
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
-from microscale.models.random_checkpoint import PublishedCheckpoint
+from microscale.models.gpt_oss.config import CheckpointLayout, GptOssConfig, read_config
 from microscale.models.sharding import RankSplit, first_rank_only, kv_heads, q_heads, qkv_heads, width
 from microscale.models.tensor_table import (
     BF16,
@@ -158,11 +156,6 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
         TensorRow("down", (down,), names.experts),
         row("down_bias", f"{names.down}_bias", experts, hidden, split=first_rank_only(hidden, axis=1), draw=BIAS),
     ]
-
-
-def published(config: GptOssConfig) -> PublishedCheckpoint:
-    """A checkpoint of this shape as OpenAI publishes it on the hub."""
-    return PublishedCheckpoint(to_hugging_face(config), tensor_table(config).specs())
 
 
 def open_gpt_oss(

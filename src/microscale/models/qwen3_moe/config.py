@@ -1,94 +1,57 @@
-"""The config of a Qwen3-MoE model: sizes, rope and the experts' format, checked for consistency once.
+"""The config of a Qwen3-MoE model, and the two forms of config.json in which it is published.
 
-The experts of presets are random numbers in MXFP8: what ``--layer-format experts=mxfp8`` makes of the published BF16.
+* as published on the hub: ``num_experts``, and ``rope_theta`` next to ``rope_scaling``;
+* as transformers 5 saves it: ``num_local_experts``, and ``rope_parameters`` with the theta inside.
+
+Overrides (``--hf-overrides``) change the file's own keys before anything is read. What would be computed wrongly is
+refused. The experts of presets are random numbers in MXFP8: what ``--layer-format experts=mxfp8`` makes of the
+published BF16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from microscale.errors import BadConfig
-from microscale.formats import BLOCK, FORMATS
+from microscale.errors import BadConfig, Unsupported
+from microscale.formats import FORMATS
 from microscale.models.config import (
-    NO_SLIDING_LAYERS,
+    KEYS,
     LayerKind,
-    check_blocks,
-    check_end_tokens,
-    check_heads,
-    check_positive,
-    check_top_k,
+    apply_overrides,
+    build,
+    read_config_file,
+    read_end_tokens,
+    read_fields,
+    read_layer_kinds,
+    refuse_others,
+    write_fields,
 )
-from microscale.models.rope import PlainRope, Rope
-from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
+from microscale.models.json_object import JsonObject
+from microscale.models.pre_norm import PreNormConfig
+from microscale.models.rope import PlainRope, Rope, YarnRope, find_rope, read_plain, read_yarn, rope_keys, to_json
 
 EXPERT_FORMATS = ("bf16", *FORMATS)
 
 
-@dataclass(frozen=True)
-class Qwen3MoeConfig:
-    """The architecture of one Qwen3-MoE model. Every layer sees everything and has experts."""
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(PreNormConfig):
+    """The architecture of one Qwen3-MoE model. ``gate_up`` has all gate rows, then all up rows."""
 
-    num_layers: int
-    hidden: int
-    intermediate: int
-    """Width of one expert after the gate; ``gate_up`` has all gate rows, then all up rows."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_experts: int
-    top_k: int
-    vocab_size: int
     rope: Rope
-    rms_epsilon: float
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    tied: bool
-    """lm_head is the embedding table."""
     expert_format: str = "bf16"
     """Checkpoints have BF16; dummy weights may have a block format from the start."""
-    shard: Shard = WHOLE
-    """The rank whose part of the model this is: heads and widths above are the rank's own."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
-        check_positive(self, "num_experts", "top_k", "vocab_size", "rms_epsilon", "max_context")
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
-        check_blocks(self, BLOCK, "hidden", "intermediate")
-        check_top_k(self.top_k, self.num_experts)
-        check_end_tokens(self)
+        super().__post_init__()
         if self.expert_format not in EXPERT_FORMATS:
             raise BadConfig(f"experts in {self.expert_format!r} are unknown; known are {', '.join(EXPERT_FORMATS)}.")
-
-    @property
-    def qkv_rows(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        return (LayerKind.FULL,) * self.num_layers
-
-    @property
-    def sliding_window(self) -> int:
-        return NO_SLIDING_LAYERS
-
-    def sharded(self, shard: Shard) -> Qwen3MoeConfig:
-        """One rank's part: its heads, and its width of every expert."""
-        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
-        return replace(
-            self,
-            num_heads=len(heads.heads),
-            num_kv_heads=len(heads.kv_heads),
-            intermediate=split_width(self.intermediate, BLOCK, shard).size,
-            shard=shard,
-        )
-
-    def shortened(self) -> Qwen3MoeConfig:
-        """The model with two layers: all kernels, in their time. The first reads the embedding, the other a sum."""
-        return replace(self, num_layers=min(2, self.num_layers))
 
 
 _30B_A3B = Qwen3MoeConfig(
     num_layers=48,
+    layer_kinds=(LayerKind.FULL,) * 48,
     hidden=2048,
     intermediate=768,
     num_heads=32,
@@ -102,7 +65,6 @@ _30B_A3B = Qwen3MoeConfig(
     max_context=40960,
     # <|im_end|>, <|endoftext|>
     eos_token_ids=(151645, 151643),
-    tied=False,
     expert_format="mxfp8",
 )
 
@@ -110,6 +72,7 @@ _30B_A3B = Qwen3MoeConfig(
 # of them used.
 _TINY = Qwen3MoeConfig(
     num_layers=3,
+    layer_kinds=(LayerKind.FULL,) * 3,
     hidden=160,
     intermediate=32,
     num_heads=8,
@@ -122,8 +85,108 @@ _TINY = Qwen3MoeConfig(
     rms_epsilon=1e-6,
     max_context=8192,
     eos_token_ids=(511,),
-    tied=False,
     expert_format="mxfp8",
 )
 
 PRESETS = {"qwen3-30b-a3b": _30B_A3B, "qwen3-moe-tiny": _TINY}
+
+# ---- config.json -----------------------------------------------------------------------------------------------------
+
+MODEL_TYPE = "qwen3_moe"
+
+_KEYS = {**KEYS, "intermediate": "moe_intermediate_size", "top_k": "num_experts_per_tok"}
+_EXPERTS = ("num_experts", "num_local_experts")
+_QUANTISE = "supported are BF16 checkpoints, whose experts --layer-format experts=mxfp8 or mxfp4 quantises as they load"
+_ONLY: dict[str, object] = {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "use_sliding_window": False,
+}
+
+
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> Qwen3MoeConfig:
+    """The config in ``folder``, with ``overrides`` applied to its keys."""
+    return from_hugging_face(_override(read_config_file(folder), overrides or {}), folder)
+
+
+def preset(name: str, config: Qwen3MoeConfig, overrides: Mapping[str, object]) -> Qwen3MoeConfig:
+    """A preset with ``overrides`` of the keys that its config.json would have."""
+    file = _override(JsonObject(f"Preset {name}", to_hugging_face(config)), overrides)
+    return replace(from_hugging_face(file), expert_format=config.expert_format)
+
+
+def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeConfig:
+    """The config that a config.json describes. ``folder`` may have a generation_config.json."""
+    _refuse_other_arithmetic(file)
+    keys = _KEYS | {"num_experts": _experts_key(file)}
+    values = read_fields(file, Qwen3MoeConfig, {name: key for name, key in keys.items() if name != "head_dim"})
+    # Where the key is absent, the format defines it so.
+    values["head_dim"] = file.optional("head_dim", int, values["hidden"] // max(values["num_heads"], 1))
+    rope = _rope(file)
+    if isinstance(rope, YarnRope) and "max_position_embeddings" not in file.overridden:
+        # People who add YaRN to a published file leave this key as it is.
+        values["max_context"] = int(rope.original_context * rope.factor)
+    return build(
+        file,
+        Qwen3MoeConfig,
+        **values,
+        layer_kinds=(LayerKind.FULL,) * values["num_layers"],
+        rope=rope,
+        eos_token_ids=read_end_tokens(folder, file, values["vocab_size"]),
+        tied=file.optional("tie_word_embeddings", bool, False),
+    )
+
+
+def to_hugging_face(config: Qwen3MoeConfig) -> dict[str, object]:
+    """The published form of config.json for ``config``: the inverse of ``from_hugging_face``."""
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": MODEL_TYPE,
+        **write_fields(config, _KEYS | {"num_experts": _EXPERTS[0]}),
+        **_ONLY,
+        **to_json(config.rope),
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "tie_word_embeddings": config.tied,
+    }
+
+
+def _override(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
+    known = frozenset({*_KEYS.values(), _experts_key(file), "eos_token_id", "tie_word_embeddings"})
+    return apply_overrides(file, overrides, known | rope_keys(file))
+
+
+def _experts_key(file: JsonObject) -> str:
+    present = [key for key in _EXPERTS if file.data.get(key) is not None]
+    if len(present) == 2 and file.data[present[0]] != file.data[present[1]]:
+        raise BadConfig(f"{file.source} has 'num_experts' and 'num_local_experts', and they differ.")
+    return present[0] if present else _EXPERTS[0]
+
+
+def _refuse_other_arithmetic(file: JsonObject) -> None:
+    if file.data.get("quantization_config") is not None:
+        method = file.nested("quantization_config").data.get("quant_method")
+        raise Unsupported(
+            f"{file.source}: 'quantization_config' with 'quant_method' {method!r} is not supported; {_QUANTISE}."
+        )
+    # transformers' default of norm_topk_prob is false, though every published file says true.
+    norm_topk_prob = file.optional("norm_topk_prob", bool, False)
+    refuse_others(replace(file, data={**file.data, "norm_topk_prob": norm_topk_prob}), _ONLY)
+    if LayerKind.SLIDING in read_layer_kinds(file, ()):
+        raise Unsupported(
+            f"{file.source}: 'layer_types' with {LayerKind.SLIDING} is not supported; only full layers are."
+        )
+
+
+def _rope(file: JsonObject) -> Rope:
+    kind_and_rope = find_rope(file)
+    if kind_and_rope is None:
+        return read_plain(file, None)
+    kind, rope = kind_and_rope
+    if kind == "yarn":
+        return read_yarn(file, rope)
+    if kind == "default":
+        return read_plain(file, rope)
+    raise Unsupported(f"{rope.source}: 'rope_type' {kind!r} is not supported; supported are 'default' and 'yarn'.")

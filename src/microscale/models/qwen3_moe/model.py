@@ -7,8 +7,7 @@ are no biases, no windows and no sinks.
 
 from __future__ import annotations
 
-from microscale.models.config import LayerKind
-from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, layer_sizes, small_spec
+from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.weights import Qwen3MoeLayer
 from microscale.models.rope import rope_table
@@ -20,13 +19,14 @@ GATE = Gate(GateKind.SILU, interleaved=False)
 class Qwen3Moe(PreNormModel[Qwen3MoeConfig, Qwen3MoeLayer]):
     """The whole model."""
 
-    def bind_layer(self, kind: LayerKind, tensors: Qwen3MoeLayer) -> PreNormLayer:
+    def bind_layer(self, layer_idx: int, tensors: Qwen3MoeLayer) -> PreNormLayer:
         config, ops = self.config, self.ops
+        kind = config.layer_kinds[layer_idx]
         dtype, epsilon = ops.dtype, config.rms_epsilon
         attention = attention_spec(config, kind, ops, self.page_size, sinks=False)
         return PreNormLayer(
             kind=kind,
-            sizes=layer_sizes(config),
+            config=config,
             attn_norm=tensors.attn_norm.to(dtype),
             qkv=ops.dense("qkv", DenseWeights(tensors.qkv), behind_sum=True),
             head_norms=HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon, values=False),

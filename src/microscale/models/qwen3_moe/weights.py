@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.qwen3_moe.config import Qwen3MoeConfig
-from microscale.models.qwen3_moe.config_file import read_config
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig, read_config
 from microscale.models.sharding import kv_heads, q_heads
 from microscale.models.tensor_table import (
     BF16_MODULE,

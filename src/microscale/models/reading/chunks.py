@@ -22,7 +22,7 @@ SORTED = 256 << 20
 
 
 @dataclass(frozen=True)
-class Reads:
+class DiskReads:
     """How a disk is read."""
 
     in_flight: int
@@ -34,7 +34,7 @@ class Reads:
         return f"{self.in_flight} x {self.num_bytes / MIB:g} MiB"
 
 
-READS = {"cpu": Reads(8, 8 * MIB), "cuda": Reads(2, 8 * MIB)}
+READS = {"cpu": DiskReads(8, 8 * MIB), "cuda": DiskReads(2, 8 * MIB)}
 """By the device that tensors are read to. Through buffers: two, so that the disk is busy while one reader waits for the
 interpreter, which other threads use too. One of 8 MiB, and two of 4, were slower beside a thread that lists
 kernels (1.6 and 1.9 for 2.0 GB/s); two of 16 were slower without it (2.3 for 2.6). In place on a CPU every read also
@@ -57,7 +57,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ReadChunk:
     """One read: pieces that follow each other in a file."""
 
     pieces: tuple[Piece, ...]
@@ -91,24 +91,24 @@ def is_small(entry: TensorEntry) -> bool:
     return entry.num_bytes < SMALL
 
 
-def cut(entries: Sequence[TensorEntry], num_bytes: int, in_place: Callable[[TensorEntry], bool]) -> list[Chunk]:
+def cut(entries: Sequence[TensorEntry], num_bytes: int, in_place: Callable[[TensorEntry], bool]) -> list[ReadChunk]:
     """All bytes of these tensors, in their order but for what ``SORTED`` says. Empty tensors have none.
 
     A chunk lies between two multiples of ``num_bytes`` in its file. ``in_place``: tensors whose chunks hold nothing of
     another.
     """
-    chunks: list[Chunk] = []
+    chunks: list[ReadChunk] = []
     for group in _groups(entry for entry in entries if entry.num_bytes):
         pending: list[Piece] = []
         for entry in sorted(group, key=lambda entry: (entry.file, entry.begin)):
             for piece in _split(entry, num_bytes):
                 joins = pending and _follows(pending[-1], piece) and piece.begin % num_bytes
                 if pending and not (joins and not in_place(entry) and not in_place(pending[-1].entry)):
-                    chunks.append(Chunk(tuple(pending)))
+                    chunks.append(ReadChunk(tuple(pending)))
                     pending = []
                 pending.append(piece)
         if pending:
-            chunks.append(Chunk(tuple(pending)))
+            chunks.append(ReadChunk(tuple(pending)))
     return chunks
 
 

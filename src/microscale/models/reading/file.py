@@ -30,7 +30,7 @@ CACHED_SHARE = 0.99
 """A file that is in the page cache as a whole is read from there: memory is faster, and nothing is added to it."""
 
 
-class Way(StrEnum):
+class ReadMethod(StrEnum):
     """How a file is read."""
 
     DIRECT = "direct"
@@ -66,12 +66,12 @@ class WeightFile:
         self._direct: int | None = None
         self._resident: NDArray[np.bool_] | None = None
         """Page by page whether it was in the page cache when it was opened, if the system tells."""
-        self.way = Way.PLAIN
+        self.way = ReadMethod.PLAIN
         try:
             self.check_unchanged()
             self._resident = resident_pages(self._plain)
             if self._resident is not None and np.count_nonzero(self._resident) * PAGE >= CACHED_SHARE * stamp.size:
-                self.way = Way.CACHED
+                self.way = ReadMethod.CACHED
             elif direct:
                 self._open_direct()
         except BaseException:
@@ -83,7 +83,7 @@ class WeightFile:
         """A file as it is now, read past the page cache whatever is in that."""
         file = cls(path, Stamp.of(path.stat()))
         file._resident = None
-        if file.way is Way.CACHED:
+        if file.way is ReadMethod.CACHED:
             file._open_direct()
         return file
 
@@ -123,13 +123,13 @@ class WeightFile:
                     f"it was cut off while it was read."
                 )
             done += got // BLOCK * BLOCK
-        if self.way is Way.PLAIN and hasattr(os, "posix_fadvise"):
+        if self.way is ReadMethod.PLAIN and hasattr(os, "posix_fadvise"):
             # What was read stays in the page cache otherwise, as large as the model.
             os.posix_fadvise(self._plain, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
     def is_direct(self, offset: int, size: int) -> bool:
         """Whether a range is read past the page cache, so far as is known before it is read."""
-        return self._direct is not None and self.way is Way.DIRECT and not self._was_resident(offset, size)
+        return self._direct is not None and self.way is ReadMethod.DIRECT and not self._was_resident(offset, size)
 
     def _read(self, memory: memoryview, offset: int) -> int:
         direct = self._direct
@@ -153,12 +153,12 @@ class WeightFile:
         except (OSError, AttributeError) as error:  # a system without O_DIRECT has no such name
             self._fall_back(error)
             return
-        self.way = Way.DIRECT
+        self.way = ReadMethod.DIRECT
         if Stamp.of(os.fstat(self._direct)) != self._stamp:  # another file has taken its name
             raise FileChanged(f"{self.path} was replaced while it was read; load it again.")
 
     def _fall_back(self, error: Exception) -> None:
-        self.way = Way.PLAIN
+        self.way = ReadMethod.PLAIN
         reason = error.strerror if isinstance(error, OSError) else "this system has none"
         _say_once(str(self.path.parent), f"direct reads are refused there ({reason})")
 
@@ -170,4 +170,4 @@ def _say_once(folder: str, reason: str) -> None:
     """Once for a folder: a checkpoint has many files."""
     if (folder, reason) not in _said:
         _said.add((folder, reason))
-        log.warning("%s: %s; reading %s, which is dropped behind.", folder, reason, Way.PLAIN)
+        log.warning("%s: %s; reading %s, which is dropped behind.", folder, reason, ReadMethod.PLAIN)

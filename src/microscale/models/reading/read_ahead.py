@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.chunks import READS, Chunk, Reads, block_begin, block_end, cut
-from microscale.models.reading.file import FileChanged, Way, WeightFile
+from microscale.models.reading.chunks import READS, DiskReads, ReadChunk, block_begin, block_end, cut
+from microscale.models.reading.file import FileChanged, ReadMethod, WeightFile
 from microscale.models.reading.targets import Buffers, Landing, Targets, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
 
@@ -37,10 +37,10 @@ AHEAD = {"cpu": 512 << 20, "cuda": 1 << 30}
 """Bytes that are read before they are taken. On a GPU they wait in its own memory."""
 
 
-class _Job:
+class _ReadJob:
     """A chunk that some thread will read."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: ReadChunk) -> None:
         self.chunk = chunk
         self.begun = False
         self.from_disk = False
@@ -61,7 +61,7 @@ class _Pending:
 
     def __init__(self, entry: TensorEntry) -> None:
         self.entry = entry
-        self.jobs: list[_Job] = []
+        self.jobs: list[_ReadJob] = []
         self.left = self.num_bytes = 0
         """Chunks that have not arrived; bytes that are read, in all."""
         self.landing: Landing | None = None
@@ -76,7 +76,7 @@ class ReadAhead:
         entries: Sequence[TensorEntry],
         device: torch.device,
         *,
-        reads: Reads | None = None,
+        reads: DiskReads | None = None,
         ahead: int | None = None,
         targets: Targets | None = None,
     ) -> None:
@@ -96,8 +96,8 @@ class ReadAhead:
         self._closed = False
         self._targets = targets_on(device) if targets is None else targets
         self._pending = {entry.name: _Pending(entry) for entry in entries}
-        self._queue: deque[_Job] = deque()
-        self._urgent: deque[_Job] = deque()
+        self._queue: deque[_ReadJob] = deque()
+        self._urgent: deque[_ReadJob] = deque()
         for chunk in cut(entries, reads.num_bytes, self._targets.reads_in_place):
             self._add_job(chunk)
         self._files = _open(entries)
@@ -105,8 +105,8 @@ class ReadAhead:
         self._buffers = Buffers(lambda: self._targets.buffer_memory(reads.num_bytes), count + SPARE)
         self._threads = [threading.Thread(target=self._work, name="weights", daemon=True) for _ in range(count)]
 
-    def _add_job(self, chunk: Chunk) -> None:
-        job = _Job(chunk)
+    def _add_job(self, chunk: ReadChunk) -> None:
+        job = _ReadJob(chunk)
         self._queue.append(job)
         for piece in chunk.pieces:
             pending = self._pending[piece.entry.name]
@@ -115,7 +115,7 @@ class ReadAhead:
             pending.num_bytes += piece.end - piece.begin
 
     @property
-    def ways(self) -> dict[Path, Way]:
+    def ways(self) -> dict[Path, ReadMethod]:
         """How each file is read."""
         return {path: file.way for path, file in self._files.items()}
 
@@ -173,7 +173,7 @@ class ReadAhead:
                 self._arrived.notify_all()
                 self._may_read.notify_all()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _ReadJob | None:
         """The chunk to read now; ``None`` at the end. Waits while the window is full or the disk has enough to do."""
         with self._may_read:
             while not self._closed and self._error is None and (self._urgent or self._queue):
@@ -191,7 +191,7 @@ class ReadAhead:
                 return job
         return None
 
-    def _startable(self) -> deque[_Job] | None:
+    def _startable(self) -> deque[_ReadJob] | None:
         """Which queue's first chunk may be read now, if one may."""
         for queue in (self._urgent, self._queue):
             while queue and queue[0].begun:
@@ -202,16 +202,16 @@ class ReadAhead:
         is_busy = self._in_flight >= self._reads.in_flight
         return None if is_busy and self._is_direct(queue[0]) else queue
 
-    def _is_direct(self, job: _Job) -> bool:
+    def _is_direct(self, job: _ReadJob) -> bool:
         return self._files[job.chunk.file].is_direct(job.offset, job.num_bytes)
 
-    def _land(self, chunk: Chunk) -> None:
+    def _land(self, chunk: ReadChunk) -> None:
         for piece in chunk.pieces:
             pending = self._pending[piece.entry.name]
             if pending.landing is None:
                 pending.landing = self._targets.land(piece.entry)
 
-    def _fetch(self, job: _Job) -> None:
+    def _fetch(self, job: _ReadJob) -> None:
         chunk = job.chunk
         file = self._files[chunk.file]
         landings = {piece.entry.name: self._landing(piece.entry) for piece in chunk.pieces}
@@ -234,14 +234,14 @@ class ReadAhead:
         except FileChanged as error:
             raise _named(error, chunk.pieces[0].entry) from error
 
-    def _read(self, job: _Job) -> None:
+    def _read(self, job: _ReadJob) -> None:
         """The disk has brought a chunk: another reader begins the next while this one sees to its bytes."""
         with self._may_read:
             self._in_flight -= job.from_disk
             if self._startable() is not None:
                 self._may_read.notify()
 
-    def _arrive(self, chunk: Chunk, file: WeightFile) -> None:
+    def _arrive(self, chunk: ReadChunk, file: WeightFile) -> None:
         with self._arrived:
             found = [self._pending[piece.entry.name] for piece in chunk.pieces]
             whole = [pending for pending in found if pending.left == 1]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.models.reading.chunks import Chunk, block_begin, block_end, is_small
+from microscale.models.reading.chunks import ReadChunk, block_begin, block_end, is_small
 from microscale.models.reading.file import BLOCK
 from microscale.models.safetensors_header import DTYPE_BYTES, TensorEntry
 
@@ -89,7 +89,7 @@ class Buffer:
     def is_free(self) -> bool:
         return self.copied is None or self.copied.query()
 
-    def range_for(self, chunk: Chunk) -> Tensor:
+    def range_for(self, chunk: ReadChunk) -> Tensor:
         """The part that takes the whole blocks around a chunk."""
         return self.memory[: block_end(chunk.end) - block_begin(chunk.begin)]
 
@@ -137,7 +137,7 @@ class Landing:
     around: Tensor | None = None
     """The whole blocks around them, where they are read in place."""
 
-    def in_place(self, chunk: Chunk) -> Tensor | None:
+    def in_place(self, chunk: ReadChunk) -> Tensor | None:
         """Where a chunk of this tensor is read to without a buffer."""
         if self.around is None:
             return None
@@ -157,7 +157,7 @@ class Targets(Protocol):
     def buffer_memory(self, num_bytes: int) -> Tensor:
         """New memory for reads."""
 
-    def copy(self, chunk: Chunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+    def copy(self, chunk: ReadChunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         """Bring what was read to its tensors, or see that it gets there before ``take`` is followed."""
 
     def mark(self) -> object:
@@ -188,7 +188,7 @@ class HostTargets:
     def buffer_memory(self, num_bytes: int) -> Tensor:
         return aligned_bytes(num_bytes)
 
-    def copy(self, chunk: Chunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+    def copy(self, chunk: ReadChunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         for target, part in _copies(chunk, source, landings):
             target.copy_(part)
 
@@ -227,7 +227,7 @@ class CudaTargets:
     def buffer_memory(self, num_bytes: int) -> Tensor:
         return pinned_bytes(num_bytes)
 
-    def copy(self, chunk: Chunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+    def copy(self, chunk: ReadChunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         with torch.cuda.stream(self._copying):
             for target, part in _copies(chunk, source, landings):
                 target.copy_(part, non_blocking=True)
@@ -248,7 +248,7 @@ class CudaTargets:
         self._copying.synchronize()
 
 
-def _copies(chunk: Chunk, source: Tensor, landings: dict[str, Landing]) -> list[tuple[Tensor, Tensor]]:
+def _copies(chunk: ReadChunk, source: Tensor, landings: dict[str, Landing]) -> list[tuple[Tensor, Tensor]]:
     """Each piece's place in its tensor, and its bytes in ``source``, which begins at the block of the chunk's begin."""
     first = block_begin(chunk.begin)
     return [

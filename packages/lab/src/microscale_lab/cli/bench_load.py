@@ -15,7 +15,7 @@ from microscale.cli.options import PrecisionOption
 from microscale.errors import BadSetting
 
 if TYPE_CHECKING:
-    from microscale.models.reading.chunks import Reads
+    from microscale.models.reading.chunks import DiskReads
 
 
 def bench_load(
@@ -46,8 +46,8 @@ def bench_load(
 
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
-    from microscale.models.families import write_random_checkpoint
     from microscale_lab.model_bench import load as bench_loading
+    from microscale_lab.model_bench.random_checkpoint import write_random_checkpoint
 
     env = settings.load()
     ways = [parse_reads(text) for text in reads or ()]
@@ -71,11 +71,11 @@ def bench_load(
         print(bench_loading.table(result))
 
 
-def parse_reads(text: str) -> Reads:
+def parse_reads(text: str) -> DiskReads:
     """``2x8``: two reads in flight, of 8 MiB each."""
-    from microscale.models.reading.chunks import MIB, Reads
+    from microscale.models.reading.chunks import MIB, DiskReads
 
     found = re.fullmatch(r"([1-9][0-9]?)x([1-9][0-9]{0,2})", text, re.ASCII)
     if found is None:
         raise BadSetting(f"--reads takes reads in flight and MiB of each, such as 2x8, not {text[:80]!r}.")
-    return Reads(int(found[1]), int(found[2]) * MIB)
+    return DiskReads(int(found[1]), int(found[2]) * MIB)

@@ -72,7 +72,7 @@ def quality(
 
 def machine(device: str) -> str:
     """What the figures were measured on."""
-    from microscale.engine.loading.options import choose_device, gpu_of
+    from microscale.engine.loading.prepare import choose_device, gpu_of
 
     chosen = choose_device(device)
     return f"{os.cpu_count()} CPU cores" if chosen.type == "cpu" else gpu_of(chosen).name

@@ -1,10 +1,10 @@
 """``microscale bench load``: how fast a checkpoint becomes a model, beside the same files read raw.
 
-Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``Reads``, such
-as ``2 x 8 MiB``: ``in flight`` reads the files so, each thread into one place; ``buffers`` is the loader's reading,
-into its buffers and no further; ``tensors`` brings every tensor to the device and drops it. ``load`` is all of a load,
-packing included. Before each of them the files are dropped from the page cache. What is read is compared with the files
-first.
+Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``DiskReads``,
+such as ``2 x 8 MiB``: ``in flight`` reads the files like that, each thread into one place; ``buffers`` is the loader's
+reading, into its buffers and no further; ``tensors`` brings every tensor to the device and drops it. ``load`` is all of
+a load, packing included. Before each of them the files are dropped from the page cache. What is read is compared with
+the files first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.errors import BadSetting
 from microscale.hardware import GIB
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.reading.chunks import READS, Chunk, Reads
+from microscale.models.reading.chunks import READS, DiskReads, ReadChunk
 from microscale.models.reading.file import WeightFile
 from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.targets import Buffer, Landing, Targets, targets_on
@@ -87,7 +87,7 @@ class OnlyBuffers:
     def buffer_memory(self, num_bytes: int) -> torch.Tensor:
         return self._buffers_of.buffer_memory(num_bytes)
 
-    def copy(self, chunk: Chunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+    def copy(self, chunk: ReadChunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         pass
 
     def mark(self) -> object:
@@ -100,7 +100,7 @@ class OnlyBuffers:
         self._buffers_of.close()
 
 
-def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) -> Result:
+def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[DiskReads] = ()) -> Result:
     """Measure; ``BadSetting`` for a model without files. ``ways_to_read``: a load's own without."""
     weights = prepared.weights
     if not isinstance(weights, FromCheckpoint):
@@ -114,14 +114,14 @@ def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) ->
         load(prepared)
         _finish(prepared.device)
 
-    def tensors(reads: Reads) -> None:
+    def tensors(reads: DiskReads) -> None:
         weights.read_through(prepared.device, reads)
         _finish(prepared.device)
 
-    def buffers(reads: Reads) -> None:
+    def buffers(reads: DiskReads) -> None:
         weights.read_through(prepared.device, reads, OnlyBuffers(prepared.device))
 
-    ways: dict[str, Callable[[], None]] = {"raw": lambda: _read_raw(files, Reads(1, RAW_BLOCK))}
+    ways: dict[str, Callable[[], None]] = {"raw": lambda: _read_raw(files, DiskReads(1, RAW_BLOCK))}
     for reads in ways_to_read or (READS[prepared.device.type],):
         ways[f"in flight {reads}"] = partial(_read_raw, files, reads)
         ways[f"buffers {reads}"] = partial(buffers, reads)
@@ -191,7 +191,7 @@ def _cached(files: Sequence[Path]) -> int:
     return total
 
 
-def _read_raw(files: Sequence[Path], reads: Reads) -> None:
+def _read_raw(files: Sequence[Path], reads: DiskReads) -> None:
     """All files with direct reads, in their order, each thread into one place."""
     block = reads.num_bytes
     places = iter([(file, at) for file in files for at in range(0, file.stat().st_size, block)])

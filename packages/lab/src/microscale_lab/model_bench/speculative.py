@@ -31,11 +31,11 @@ from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.drafting import draft_costs
-from microscale.engine.reading import Found, Reading
+from microscale.engine.reading import Reading, SampledLists
 from microscale.engine.request import Request
 from microscale.engine.sampler import Drawn, Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.drafter import Context, Drafter, Launched
+from microscale.engine.speculation.drafter import Context, Drafter, LaunchedStep
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length, tokens_of
 from microscale.explain.speculative import DraftedStep, drafted_steps
 from microscale.models.config import LayerKind
@@ -130,7 +130,7 @@ class _AnyTokens:
         self._there = torch.tensor(self._tokens, device=device).view(-1, MAX_DRAFT)
         self._turn = 0
 
-    def observe(self, step: Launched, most: int) -> None:
+    def observe(self, step: LaunchedStep, most: int) -> None:
         pass
 
     def expects(self, context: Context) -> bool:
@@ -182,7 +182,7 @@ class _ByChance(Sampler):
     def _choose(self, lengths: Sequence[int], steps: int) -> list[_Accepted]:
         """For so many steps, which a server would find among its tokens: a copy to the device is none of its costs."""
         counts = [[self._count(length) for length in lengths] for _ in range(steps)]
-        return list(zip(counts, self._layouts.there(torch.tensor(counts)), strict=True))
+        return list(zip(counts, self._layouts.to_device(torch.tensor(counts)), strict=True))
 
     def _count(self, drafted: int) -> int:
         return next((n for n in range(drafted) if self._chance.random() >= self._acceptance), drafted)
@@ -190,7 +190,7 @@ class _ByChance(Sampler):
     def _given(self, drawn: Drawn) -> Tensor | None:
         return self._chosen(drawn)[1]
 
-    def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
+    def _accepted(self, drawn: Drawn, values: SampledLists) -> list[int]:
         (counts, _), at = self._chosen(drawn), 0
         drafts = drawn.drafts if drawn.ahead is None else drawn.reading.drafts()
         for count, draft, own in zip(counts, drafts, drawn.drafts, strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.engine.step_times import StepTimes, total
 from microscale.hardware import KNOWN, Family, Gpu
 from microscale.models.families import PRESETS
@@ -104,7 +104,7 @@ def kernels(case: ModelCase, gpu: Gpu, played: Gpu | None = None) -> Forecast:
     shape = outline(case.model, PRESETS[case.model], setup.activations, PAGE_SIZE, case.context)
     plan = make_plan(case.model, shape.uses, chosen_for)
     steps = StepTimes(shape, plan, setup, forecast)
-    if case.kind is Kind.DECODE:
+    if case.kind is Phase.DECODE:
         return total(steps.decode(case.batch, case.context))
     return steps.prompt(case.context, STEP_TOKENS)
 

@@ -22,7 +22,7 @@ from microscale.bench import model as whole
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, card_name
 from microscale_lab.predict import whole_models
@@ -85,8 +85,8 @@ def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.
 def case_of(model: str, precision: str, case: whole.Case) -> ModelCase:
     """A row's name in the file of whole models."""
     if case.kind == "pp":
-        return ModelCase(model, precision, Kind.PREFILL, 1, case.tokens)
-    return ModelCase(model, precision, Kind.DECODE, case.batch, case.depth + case.tokens // 2)
+        return ModelCase(model, precision, Phase.PREFILL, 1, case.tokens)
+    return ModelCase(model, precision, Phase.DECODE, case.batch, case.depth + case.tokens // 2)
 
 
 def row_of(model: str, precision: str, row: whole.Row) -> SweepRow:
@@ -106,7 +106,7 @@ def read(file: Path) -> list[SweepRow]:
 
 def _row(entry: dict[str, Any]) -> SweepRow:
     names = ("model", "precision", "kind", "batch", "context")
-    case = ModelCase(**{name: entry[name] for name in names} | {"kind": Kind(entry["kind"])})
+    case = ModelCase(**{name: entry[name] for name in names} | {"kind": Phase(entry["kind"])})
     return SweepRow(case, entry["us"], entry["spread"])
 
 

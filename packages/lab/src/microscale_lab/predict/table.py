@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from microscale.engine.predictions import FILE, Basis, Kind
+from microscale.engine.predictions import FILE, Basis, Phase
 from microscale.hardware import KNOWN
 from microscale.models.families import PRESETS
 from microscale.planning.precision import PRECISIONS
@@ -54,8 +54,8 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 def _row(model: str, card: str, precision: str) -> dict[str, Any]:
     longest = PRESETS[model].max_context
-    by_batch = [[_time(model, card, precision, Kind.DECODE, batch, size) for size in CONTEXTS] for batch in BATCHES]
-    prompts = [_time(model, card, precision, Kind.PREFILL, 1, min(tokens, longest)) for tokens in PROMPTS]
+    by_batch = [[_time(model, card, precision, Phase.DECODE, batch, size) for size in CONTEXTS] for batch in BATCHES]
+    prompts = [_time(model, card, precision, Phase.PREFILL, 1, min(tokens, longest)) for tokens in PROMPTS]
     return {
         "model": model,
         "gpu": card,
@@ -68,7 +68,7 @@ def _row(model: str, card: str, precision: str) -> dict[str, Any]:
     }
 
 
-def _time(model: str, card: str, precision: str, kind: Kind, batch: int, context: int) -> Interval:
+def _time(model: str, card: str, precision: str, kind: Phase, batch: int, context: int) -> Interval:
     case = ModelCase(model, precision, kind, batch, context)
     return interval(kernels(case, KNOWN[card]), case, KNOWN[card])
 

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, Family
 from microscale_lab.predict.least_squares import factor, solve_factored
@@ -43,7 +43,7 @@ class ModelCase:
 
     model: str
     precision: str
-    kind: Kind
+    kind: Phase
     batch: int
     context: int
     """Cached tokens of each sequence in the middle of the run; for a prompt its length."""
@@ -107,7 +107,7 @@ def read(file: Path) -> ModelFile:
             times = {"us", "kernels_us", "memory_us"}
             if set(row) != names | times or not (row["us"] > 0 and row["kernels_us"] > row["memory_us"] >= 0):
                 raise ValueError(f"the row {row} is no measured step")
-            case = ModelCase(**{name: row[name] for name in names} | {"kind": Kind(row["kind"])})
+            case = ModelCase(**{name: row[name] for name in names} | {"kind": Phase(row["kind"])})
             rows.append(ModelRow(case, row["us"], row["kernels_us"], row["memory_us"]))
         head = {name: str(data[name]) for name in HEAD}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -12,9 +12,9 @@ import torch
 from microscale.engine.generate import Generation
 from microscale.engine.runner import Model
 from microscale.engine.sampling_params import SamplingParams
-from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.text.chat_format import ChatFormat
+from microscale_lab.batches import SequenceChunk, build_batch
 from microscale_lab.quality.checks import is_right, parse
 from microscale_lab.quality.encoded import Encoded
 
@@ -120,7 +120,7 @@ def scores(model: Model, prompt: list[int], answer: list[int]) -> Tensor:
     """``[answer, vocabulary]``: the logits of each token of the answer, given those before it."""
     ids = prompt + answer
     num_pages = -(-len(ids) // model.page_size)
-    chunk = Chunk(ids[:-1], 0, dict.fromkeys(LayerKind, range(num_pages)), num_logits=len(answer))
+    chunk = SequenceChunk(ids[:-1], 0, dict.fromkeys(LayerKind, range(num_pages)), num_logits=len(answer))
     batch = build_batch([chunk], model.page_size, model.device)
     return model.forward(batch, model.new_cache(dict.fromkeys(LayerKind, num_pages))).values
 

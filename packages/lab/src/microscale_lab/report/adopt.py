@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, speeds
 from microscale.hardware.speeds import Measured
@@ -87,7 +87,7 @@ def _models(report: dict[str, Any], card: str, versions: tuple[str, str, str], d
     family = KNOWN[card].family.name
     rows = []
     for row in found:
-        case = ModelCase(row["model"], row["precision"], Kind(row["kind"]), row["batch"], row["context"])
+        case = ModelCase(row["model"], row["precision"], Phase(row["kind"]), row["batch"], row["context"])
         rows.append(ModelRow(case, row["us"], 1.0, 0.0))
     file = whole_models.file_of(family, directory)
     file.parent.mkdir(parents=True, exist_ok=True)

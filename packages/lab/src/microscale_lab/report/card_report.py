@@ -24,7 +24,7 @@ import triton
 from rich.console import Console
 
 from microscale import doctor
-from microscale.engine.predictions import Kind
+from microscale.engine.predictions import Phase
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.explain.report import Question, explain
 from microscale.hardware import GIB, Gpu, card_name
@@ -163,8 +163,8 @@ def predicted(case: ModelCase, gpu: Gpu) -> dict[str, float | None]:
     """What ``explain`` says of a case, in microseconds with its interval, if it has one."""
     precision = PRECISIONS[case.precision]
     report = explain(Question(case.model, card_name(gpu), precision, context=case.context, batch=case.batch))
-    point = report.asked if case.kind is Kind.DECODE else report.prompt
-    work = case.batch if case.kind is Kind.DECODE else case.context
+    point = report.asked if case.kind is Phase.DECODE else report.prompt
+    work = case.batch if case.kind is Phase.DECODE else case.context
     low, high = (rate and round(work / rate * 1e6, 1) for rate in (point.high, point.low))
     return {"predicted_us": round(point.us, 1), "low_us": low, "high_us": high}
 

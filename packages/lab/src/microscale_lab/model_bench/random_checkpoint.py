@@ -11,16 +11,18 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.errors import BadSetting
+from microscale.errors import BadSetting, Unsupported
 from microscale.models.checkpoint import INDEX, SINGLE, TensorSpec
 from microscale.models.config import CONFIG
 from microscale.models.dummy_weights import MXFP4_SCALES
+from microscale.models.families import PRESETS, preset
+from microscale.models.gpt_oss.config import GptOssConfig, to_hugging_face
+from microscale.models.gpt_oss.weights import tensor_table
 from microscale.models.safetensors_header import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -31,33 +33,30 @@ PIECE = 32 << 20
 """Bytes that are drawn and written at once."""
 
 
-@dataclass(frozen=True)
-class PublishedCheckpoint:
-    """A checkpoint as its family publishes it."""
-
-    config: Mapping[str, object]
-    """The content of its config.json."""
-    tensors: Sequence[TensorSpec]
-    """The first of the types that each may have is written."""
-
-
-def write_random(published: PublishedCheckpoint, folder: Path, seed: int = 0) -> int:
-    """Write the checkpoint to a folder that is empty or new. Returns the bytes of its tensors."""
+def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object], seed: int = 0) -> int:
+    """Write random weights of a gpt-oss preset's shapes to a folder that is empty or new. Returns the bytes of its
+    tensors. The first of the types that each tensor may have is written."""
+    if name not in PRESETS:
+        raise BadSetting(f"{name!r} is not a preset; presets are {', '.join(PRESETS)}.")
+    config = preset(name, overrides)
+    if not isinstance(config, GptOssConfig):
+        raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
     if folder.exists() and any(folder.iterdir()):
         raise BadSetting(f"{folder} is not empty; name a folder that is, or a new one.")
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _shards(published.tensors)
+    specs = tensor_table(config).specs()
+    shards = _shards(specs)
     names = [SINGLE] if len(shards) == 1 else [_shard_name(number, len(shards)) for number in range(len(shards))]
     draws = torch.Generator().manual_seed(seed)
-    for name, shard in zip(names, shards, strict=True):
-        _write_file(folder / name, shard, draws)
-    total = sum(map(_num_bytes, published.tensors))
+    for file, shard in zip(names, shards, strict=True):
+        _write_file(folder / file, shard, draws)
+    total = sum(map(_num_bytes, specs))
     if len(shards) > 1:
-        files = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
+        files = {spec.name: file for file, shard in zip(names, shards, strict=True) for spec in shard}
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
     # Written last: if this is stopped, the folder has no config and is no model.
-    (folder / CONFIG).write_text(json.dumps(dict(published.config), indent=2), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(to_hugging_face(config), indent=2), encoding="utf-8")
     return total
 
 
