@@ -28,14 +28,14 @@ from microscale.integrations.prefix_routing import chain_of
 from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
-from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
+from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest, plain_scope
 from microscale.server.anthropic.error_replies import OVERLOADED, error_reply, speaks_anthropic
 from microscale.server.app import error_response
 from microscale.server.errors import HostNotAllowed
 from microscale.server.http.auth import ApiKeys, is_loopback
-from microscale.server.http.body import read_body
 from microscale.server.http.error_replies import error_json
 from microscale.server.http.exchange import event_bytes
+from microscale.server.http.read_body import read_body
 
 log = logging.getLogger(__name__)
 TRIES = 3
@@ -88,7 +88,7 @@ class Front:
         if not work.cancelled():
             work.result()
 
-    async def _read(self, scope: Scope, receive: Receive) -> Asked:
+    async def _read(self, scope: Scope, receive: Receive) -> RoutedRequest:
         request = Request(scope, receive)
         address = (scope.get("server") or ("",))[0]
         if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
@@ -101,9 +101,11 @@ class Front:
             headers = [(name, value) for name, value in headers if name not in REPLACED]
             headers.append((b"content-length", b"%d" % len(body)))
         plain = plain_scope(scope, headers)
-        return Asked(plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body)))
+        return RoutedRequest(
+            plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body))
+        )
 
-    async def _answer(self, asked: Asked, reply: _Reply) -> None:
+    async def _answer(self, asked: RoutedRequest, reply: _Reply) -> None:
         error: MicroscaleError = EngineDied(f"{TRIES} replicas were asked, and none could answer.")
         for attempt in range(TRIES):
             try:
@@ -120,15 +122,15 @@ class Front:
             asked.avoid.add(asked.replica)
         await reply.error(error)
 
-    async def _pass_on(self, asked: Asked, reply: _Reply, *, last: bool) -> bool:
+    async def _pass_on(self, asked: RoutedRequest, reply: _Reply, *, last: bool) -> bool:
         """One replica's answer; whether it was one, or another replica should be asked."""
         pieces = self._replicas.answer.remote(asked)
-        head: Head | None = None
+        head: ReplyHead | None = None
         whole: list[bytes] = []
         try:
             async for piece in pieces:
-                if isinstance(piece, Head):
-                    head = Head(piece.status, [*piece.headers, _named(asked)])
+                if isinstance(piece, ReplyHead):
+                    head = ReplyHead(piece.status, [*piece.headers, _named(asked)])
                 elif head is not None and _is_stream(head):
                     self._note_home(asked, piece)
                     await reply.stream(head, piece)
@@ -142,7 +144,7 @@ class Front:
         await reply.end(head, b"".join(whole))
         return True
 
-    def _note_home(self, asked: Asked, piece: bytes) -> None:
+    def _note_home(self, asked: RoutedRequest, piece: bytes) -> None:
         """Where the response is kept that begins in ``piece``; it is the first with an id."""
         if asked.scope["path"] != RESPONSES or (found := RESPONSE_ID.search(piece)) is None:
             return
@@ -170,11 +172,11 @@ class _Reply:
         self._scope = scope
         self._send = send
 
-    async def stream(self, head: Head, piece: bytes) -> None:
+    async def stream(self, head: ReplyHead, piece: bytes) -> None:
         await self._begin(head)
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def end(self, head: Head, rest: bytes) -> None:
+    async def end(self, head: ReplyHead, rest: bytes) -> None:
         await self._begin(head)
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
@@ -188,9 +190,9 @@ class _Reply:
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             response = error_response(error, self._scope)
-            await self.end(Head(response.status_code, response.raw_headers), bytes(response.body))
+            await self.end(ReplyHead(response.status_code, response.raw_headers), bytes(response.body))
 
-    async def _begin(self, head: Head) -> None:
+    async def _begin(self, head: ReplyHead) -> None:
         if not self.begun:
             self.begun = True
             headers = [(name, value) for name, value in head.headers if name != BY_RAY]
@@ -213,11 +215,11 @@ def named_response(path: str, body: bytes) -> bytes:
     return path.removeprefix(RESPONSES).strip("/").partition("/")[0].encode()
 
 
-def _named(asked: Asked) -> tuple[bytes, bytes]:
+def _named(asked: RoutedRequest) -> tuple[bytes, bytes]:
     return REPLICA, str(getattr(asked.replica, "unique_id", "-")).encode()
 
 
-def _is_stream(head: Head) -> bool:
+def _is_stream(head: ReplyHead) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers)
 
 

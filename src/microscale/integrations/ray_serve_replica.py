@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from starlette.types import Message
 
 from microscale.integrations.ray_serve_options import RayOptions
-from microscale.integrations.ray_serve_request import Asked, Head
+from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest
 from microscale.server.app import make_app
 from microscale.server.run import open_host
 
@@ -35,7 +35,7 @@ class Replica:
         self._app = make_app(self._host)
         self._watching = asyncio.create_task(self._watch())
 
-    async def answer(self, asked: Asked) -> AsyncIterator[Head | bytes]:
+    async def answer(self, asked: RoutedRequest) -> AsyncIterator[ReplyHead | bytes]:
         """Head and body, in pieces as they come. Who stops to listen ends the request."""
         client = _Client(asked.body)
         work = asyncio.create_task(self._app(asked.scope, client.receive, client.send))
@@ -82,7 +82,7 @@ class _Client:
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
-        self._pieces: list[Head | bytes] = []
+        self._pieces: list[ReplyHead | bytes] = []
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -94,7 +94,7 @@ class _Client:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._pieces.append(Head(message["status"], list(message["headers"])))
+            self._pieces.append(ReplyHead(message["status"], list(message["headers"])))
         elif message.get("body"):
             self._pieces.append(message["body"])
         self._news.set()
@@ -109,7 +109,7 @@ class _Client:
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
 
-    async def next_piece(self) -> Head | bytes | None:
+    async def next_piece(self) -> ReplyHead | bytes | None:
         """The head, or all bytes that wait: a message between processes costs more than a token's event."""
         while not self._pieces:
             if self._ended.is_set():
@@ -117,7 +117,7 @@ class _Client:
             self._news.clear()
             await self._news.wait()
         first = self._pieces.pop(0)
-        if isinstance(first, Head):
+        if isinstance(first, ReplyHead):
             return first
         rest = [piece for piece in self._pieces if isinstance(piece, bytes)]
         self._pieces.clear()

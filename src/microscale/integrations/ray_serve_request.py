@@ -13,7 +13,7 @@ KEPT = ("type", "http_version", "method", "scheme", "query_string", "client", "s
 
 
 @dataclass
-class Asked:
+class RoutedRequest:
     """One request on its way to a replica. Where it may go stays in the process that routes it."""
 
     scope: Scope
@@ -27,11 +27,11 @@ class Asked:
     replica: Any = None
     """Where it was sent last; the router says so."""
 
-    def __reduce__(self) -> tuple[type[Asked], tuple[Scope, bytes]]:
-        return Asked, (self.scope, self.body)
+    def __reduce__(self) -> tuple[type[RoutedRequest], tuple[Scope, bytes]]:
+        return RoutedRequest, (self.scope, self.body)
 
 
-class Head(NamedTuple):
+class ReplyHead(NamedTuple):
     """The first piece of an answer; the others are bytes of its body."""
 
     status: int

@@ -11,7 +11,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from microscale.integrations.prefix_routing import PrefixPolicy
-from microscale.integrations.ray_serve_request import Asked
+from microscale.integrations.ray_serve_request import RoutedRequest
 
 
 class PrefixRouter(RequestRouter):
@@ -79,8 +79,8 @@ class PrefixRouter(RequestRouter):
             self._policy.forget(number)
 
 
-def _asked(pending: PendingRequest | None) -> Asked | None:
+def _asked(pending: PendingRequest | None) -> RoutedRequest | None:
     if pending is None or not pending.args:
         return None
     first = pending.args[0]
-    return first if isinstance(first, Asked) else None
+    return first if isinstance(first, RoutedRequest) else None

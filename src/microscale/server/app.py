@@ -25,11 +25,11 @@ from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.anthropic.handler import count_tokens, messages
 from microscale.server.host import Host
 from microscale.server.http.auth import AllowedHosts, ApiKeys
-from microscale.server.http.body import read_body
 from microscale.server.http.connection import owner_of
 from microscale.server.http.cors import Cors
 from microscale.server.http.error_replies import code_of, error_headers, error_json, reply_json, status_of
 from microscale.server.http.exchange import Exchange, Record
+from microscale.server.http.read_body import read_body
 from microscale.server.http.request_id import RequestIds, request_id_of
 from microscale.server.monitoring.routes import add_monitoring
 from microscale.server.openai.chat.handler import chat

@@ -16,9 +16,9 @@ from microscale.server.http.exchange import Exchange
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
 from microscale.server.options import RequestLimits
-from microscale.server.requests.body import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
+from microscale.server.requests.base import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
 from microscale.server.requests.parsing import parse
-from microscale.server.structured.check import GrammarChecker
+from microscale.server.structured.grammar_checker import GrammarChecker
 from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Self
 
 from microscale.text.conversation import Message, Rendered, RenderOptions
-from microscale.text.events import Event, Flaw, Kind
+from microscale.text.events import Event, Flaw, TextKind
 from microscale.text.grammar import Form, Turn, alone
 from microscale.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class OutputParser(ABC):
         """What this token adds."""
 
     @abstractmethod
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         """The fast path, for a token that only adds text outside of calls. For any other: ``None``, and no change.
 
         Nearly all tokens take it.
@@ -45,7 +45,7 @@ class OutputParser(ABC):
 
     @property
     @abstractmethod
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         """The kind of the message that the last token was in; ``None`` in a header and between messages."""
 
 

@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 from microscale.errors import BadSetting
 from microscale.server.errors import BodyTooLarge
-from microscale.server.http.body import unzip
 from microscale.server.http.cors import Cors
+from microscale.server.http.read_body import unzip
 from microscale.server.options import read_origins
 from support.browser import chromium
 from support.live_server import KEY, MODEL, PAGE, SEEDS, Live, live

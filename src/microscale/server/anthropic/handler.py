@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
 from microscale.server import errors
-from microscale.server.anthropic import convert
+from microscale.server.anthropic import to_chat
 from microscale.server.anthropic.error_replies import REQUEST_ID, error_reply
 from microscale.server.anthropic.output_blocks import MessageBlocks
 from microscale.server.anthropic.replies import (
@@ -38,9 +38,9 @@ from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
 from microscale.server.anthropic.tools import eager_tools
 from microscale.server.errors import BadField, SlowReader
+from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
 from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
-from microscale.server.generation.prompt import ChatPrompt, output_of, render
 from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import TextSlot, encode
@@ -48,9 +48,9 @@ from microscale.server.http.error_replies import code_of
 from microscale.server.http.exchange import Exchange, event_bytes
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.parsing import parse, refuse_unknown
-from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
-from microscale.text.events import Kind
+from microscale.server.structured.turn_grammar import turn_grammar
+from microscale.text.events import TextKind
 from microscale.text.output import ChatOutput, Delta
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Messages:
         try:
             steps = await self._start(num_bytes)
         except BadField as error:
-            raise convert.renamed(error, self._request) from None
+            raise to_chat.renamed(error, self._request) from None
         async with aclosing(steps):
             if self._request.stream:
                 await self._stream(steps)
@@ -93,7 +93,7 @@ class Messages:
 
     async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]:
         host, request = self._host, self._request
-        fields = convert.sampling_fields(request)
+        fields = to_chat.sampling_fields(request)
         num_choices(fields, 1, host)
         chat, output_format, prompt = await _prompt(host, request, num_bytes)
         room = host.max_model_len - len(prompt.tokens)
@@ -176,8 +176,8 @@ class Messages:
             return None
         slots: dict[int, TextSlot] = {}
 
-        def event(kind: Kind, text: str) -> bytes:
-            is_thought = kind is Kind.REASONING
+        def event(kind: TextKind, text: str) -> bytes:
+            is_thought = kind is TextKind.REASONING
             self._num_thinking += is_thought
             blocks = self._blocks
             if blocks.takes_plain(kind, text):
@@ -202,8 +202,8 @@ async def _prompt(
     host: Host, request: CountRequest, num_bytes: int
 ) -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
     def made() -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
-        output_format = convert.output_format_of(request, host.limits)
-        chat = convert.chat_fields(request, host.limits)
+        output_format = to_chat.output_format_of(request, host.limits)
+        chat = to_chat.chat_fields(request, host.limits)
         return chat, output_format, render(host, chat, None if output_format is None else output_format.prompt_format)
 
     return await host.off_loop(num_bytes, made)
@@ -212,7 +212,7 @@ async def _prompt(
 async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
     """Parse a request. What is ignored, including tools that run at Anthropic, is logged and named in the reply."""
     request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
-    ignored = list(dict.fromkeys([*ignored, *convert.ignored_values(request)]))
+    ignored = list(dict.fromkeys([*ignored, *to_chat.ignored_values(request)]))
     if host.strict_requests:
         refuse_unknown(ignored)
     host.report_ignored(ignored, exchange)
@@ -265,5 +265,5 @@ async def count_tokens(host: Host, body: bytes, exchange: Exchange) -> None:
     try:
         _, _, prompt = await _prompt(host, request, len(body))
     except BadField as error:
-        raise convert.renamed(error, request) from None
+        raise to_chat.renamed(error, request) from None
     await exchange.json(encode(TokenCount(len(prompt.tokens))))

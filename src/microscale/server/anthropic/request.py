@@ -1,4 +1,4 @@
-"""Requests of Anthropic's Messages API. Keys that are not listed are ignored or refused; see ``requests.body``."""
+"""Requests of Anthropic's Messages API. Keys that are not listed are ignored or refused; see ``requests.base``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from microscale.server.anthropic.input_blocks import CACHED, AnthropicMessage, TextOrBlocks, type_of
-from microscale.server.requests.body import MANY, Body, Only
+from microscale.server.requests.base import MANY, Body, Only
 from microscale.server.requests.fields import Strings
 
 MARKS: Mapping[str, str] = {

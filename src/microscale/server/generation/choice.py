@@ -12,7 +12,7 @@ from itertools import groupby
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
 from microscale.server import errors
-from microscale.text.events import Flaw, Kind
+from microscale.text.events import Flaw, TextKind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -88,7 +88,7 @@ class ChoiceOutput:
             self.scored += output.prompt_logprobs
         return [output for output in outputs if not output.prompt_logprobs]
 
-    def advance_plain(self, token: int) -> tuple[Kind, str] | None:
+    def advance_plain(self, token: int) -> tuple[TextKind, str] | None:
         """Like ``advance``, for a token that adds only its own text. For any other: ``None``, and no change."""
         if not self.num_tokens or self._keep_outputs:
             return None

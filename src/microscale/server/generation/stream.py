@@ -18,7 +18,7 @@ from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
 from microscale.server.http.exchange import Record
-from microscale.text.events import Kind
+from microscale.text.events import TextKind
 
 MAX_QUEUED = 4
 """Batches of outputs per choice that may wait for a slow client."""
@@ -33,7 +33,7 @@ class FastPath:
     """Sends a token that only adds text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
-    event: Callable[[Kind, str], bytes]
+    event: Callable[[TextKind, str], bytes]
     """Returns the bytes to send for a token. It also counts: call it once per token, and send the result."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 
 from microscale.server.errors import BadField
-from microscale.server.generation.prompt import render
+from microscale.server.generation.chat_prompt import render
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
 from microscale.server.http.exchange import Exchange
 from microscale.server.openai.logprobs import token_text
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, MARKS, Tokens
 

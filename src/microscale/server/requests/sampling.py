@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 from microscale.server.requests.fields import MARKS, ONLY, Bias, Strings, Tokens, unset_if_minus_one
 
 

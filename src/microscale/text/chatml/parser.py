@@ -19,7 +19,7 @@ from microscale.text.chat_format import OutputParser
 from microscale.text.chatml.call import CallReader, whole_call
 from microscale.text.chatml.tokens import ChatmlTokens
 from microscale.text.detokenize import Detokenizer
-from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Text, TextKind
 from microscale.text.json_text import BadCall, is_json
 
 LAYOUT = 2
@@ -35,7 +35,7 @@ class ChatmlState(Enum):
     """A role, up to the end of the line."""
 
 
-KINDS = {ChatmlState.TEXT: Kind.CONTENT, ChatmlState.THOUGHTS: Kind.REASONING, ChatmlState.CALL: Kind.CALL}
+KINDS = {ChatmlState.TEXT: TextKind.CONTENT, ChatmlState.THOUGHTS: TextKind.REASONING, ChatmlState.CALL: TextKind.CALL}
 
 
 class ChatmlParser(OutputParser):
@@ -50,7 +50,7 @@ class ChatmlParser(OutputParser):
         self._state = ChatmlState.TEXT
         self._around = ChatmlState.TEXT
         """What surrounds a call: text, or unclosed reasoning."""
-        self._open: Kind | None = None
+        self._open: TextKind | None = None
         """The message that has begun and not ended."""
         self._role = ""
         self._breaks = ""
@@ -80,19 +80,19 @@ class ChatmlParser(OutputParser):
                 self._flag(Flaw.STRAY_TOKEN)
         return self._events
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         kind = self._open
-        if kind is None or kind is Kind.CALL or self._breaks or self._state is ChatmlState.CALL:
+        if kind is None or kind is TextKind.CALL or self._breaks or self._state is ChatmlState.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text or (text[-1] == "\n" and self._holds_breaks):
             return None
-        if not self._has_content and kind is Kind.CONTENT and not text.isspace():
+        if not self._has_content and kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         return kind, text
 
     @property
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         return None if self._is_layout else KINDS.get(self._state)
 
     def finish(self) -> list[Event]:
@@ -200,7 +200,7 @@ class ChatmlParser(OutputParser):
         if self._open is not kind:
             self._open = kind
             self._events.append(Begin(kind, Header()))
-        if kind is Kind.CONTENT and not text.isspace():
+        if kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(kind, text))
 
@@ -231,14 +231,14 @@ class ChatmlParser(OutputParser):
         if self._around is ChatmlState.THOUGHTS:
             self._flag(Flaw.HEADER_IN_TEXT)
         self._end(complete=True)
-        self._open = Kind.CALL
+        self._open = TextKind.CALL
         self._arguments = []
-        self._events.append(Begin(Kind.CALL, Header(recipient=function), function, self._num_calls))
+        self._events.append(Begin(TextKind.CALL, Header(recipient=function), function, self._num_calls))
         self._num_calls += 1
 
     def _say_arguments(self, text: str) -> None:
         self._arguments.append(text)
-        self._events.append(Text(Kind.CALL, text))
+        self._events.append(Text(TextKind.CALL, text))
 
     def _end_call(self, *, complete: bool) -> None:
         """End a call; the surrounding text continues."""

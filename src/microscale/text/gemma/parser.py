@@ -16,7 +16,7 @@ from enum import Enum
 
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Text, TextKind
 from microscale.text.gemma.call import QUOTE, arguments_json, split_call
 from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.json_text import BadCall
@@ -42,7 +42,7 @@ class GemmaParser(OutputParser):
         self.is_control = tokens.tokenizer.is_control
         self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = GemmaState.TEXT
-        self._open: Kind | None = None
+        self._open: TextKind | None = None
         """The message that has begun and not ended."""
         self._pending = ""
         """A channel's name or a call so far; in reasoning, a line break that may be the last."""
@@ -64,25 +64,29 @@ class GemmaParser(OutputParser):
                 self._flag(Flaw.STRAY_TOKEN)
         return self._events
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         text = self._detokenizer.whole(token)
         if not text:
             return None
-        if self._state is GemmaState.TEXT and self._open is Kind.CONTENT:
+        if self._state is GemmaState.TEXT and self._open is TextKind.CONTENT:
             self._has_content = self._has_content or not text.isspace()
-            return Kind.CONTENT, text
+            return TextKind.CONTENT, text
         if (
             self._state is GemmaState.THOUGHTS
-            and self._open is Kind.REASONING
+            and self._open is TextKind.REASONING
             and not self._pending
             and text[-1] != "\n"
         ):
-            return Kind.REASONING, text
+            return TextKind.REASONING, text
         return None
 
     @property
-    def body_kind(self) -> Kind | None:
-        kinds = {GemmaState.TEXT: Kind.CONTENT, GemmaState.THOUGHTS: Kind.REASONING, GemmaState.CALL: Kind.CALL}
+    def body_kind(self) -> TextKind | None:
+        kinds = {
+            GemmaState.TEXT: TextKind.CONTENT,
+            GemmaState.THOUGHTS: TextKind.REASONING,
+            GemmaState.CALL: TextKind.CALL,
+        }
         return kinds.get(self._state)
 
     def finish(self) -> list[Event]:
@@ -100,7 +104,7 @@ class GemmaParser(OutputParser):
         if not text:
             return
         if self._state is GemmaState.TEXT:
-            self._say(Kind.CONTENT, text)
+            self._say(TextKind.CONTENT, text)
         elif self._state is GemmaState.THOUGHTS:
             self._think(text)
         else:
@@ -163,7 +167,7 @@ class GemmaParser(OutputParser):
             self._flag(Flaw.WRONG_CHANNEL, name)
             self._state = GemmaState.TEXT
             if rest:
-                self._say(Kind.CONTENT, rest)
+                self._say(TextKind.CONTENT, rest)
 
     def _think(self, text: str) -> None:
         """Add reasoning, except a last line break: the format puts one before the end of the channel."""
@@ -171,15 +175,15 @@ class GemmaParser(OutputParser):
         if text.endswith("\n"):
             text, self._pending = text[:-1], "\n"
         if text:
-            self._say(Kind.REASONING, text)
+            self._say(TextKind.REASONING, text)
 
-    def _say(self, kind: Kind, text: str) -> None:
+    def _say(self, kind: TextKind, text: str) -> None:
         if self._open is not kind:
             self._end(complete=True)
             self._open = kind
-            channel = THOUGHT if kind is Kind.REASONING else None
+            channel = THOUGHT if kind is TextKind.REASONING else None
             self._events.append(Begin(kind, Header(channel=channel)))
-        if kind is Kind.CONTENT and not text.isspace():
+        if kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(kind, text))
 
@@ -195,11 +199,11 @@ class GemmaParser(OutputParser):
         except BadCall:
             self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
             if shown:
-                self._say(Kind.CONTENT, shown)
+                self._say(TextKind.CONTENT, shown)
             return
         if self._tools is not None and name not in self._tools:
             self._flag(Flaw.UNKNOWN_TOOL)
-            self._say(Kind.CONTENT, shown)
+            self._say(TextKind.CONTENT, shown)
             return
         try:
             arguments = arguments_json(rest)
@@ -207,9 +211,9 @@ class GemmaParser(OutputParser):
             if complete:
                 self._flag(Flaw.BAD_ARGUMENTS)
             arguments = rest.replace(QUOTE, '"')
-        self._events.append(Begin(Kind.CALL, Header(recipient=name), name, self._num_calls))
+        self._events.append(Begin(TextKind.CALL, Header(recipient=name), name, self._num_calls))
         self._num_calls += 1
-        self._events += [Text(Kind.CALL, arguments), End(Kind.CALL, complete)]
+        self._events += [Text(TextKind.CALL, arguments), End(TextKind.CALL, complete)]
 
     def _flag(self, flaw: Flaw, text: str = "") -> None:
         if flaw not in self.flaws:

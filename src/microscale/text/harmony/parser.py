@@ -17,7 +17,7 @@ from enum import Enum
 
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Text, TextKind
 from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, HeaderReader, SegmentEnd
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.json_text import is_json
@@ -43,7 +43,7 @@ class HarmonyParser(OutputParser):
         self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = HarmonyState.HEADER
         self._reader = HeaderReader(started=False)
-        self._kind = Kind.CONTENT
+        self._kind = TextKind.CONTENT
         self._arguments: list[str] = []
         self._num_calls = 0
         self._has_content = False
@@ -66,18 +66,18 @@ class HarmonyParser(OutputParser):
                 self._flag(Flaw.STRAY_TOKEN)
         return self._events
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        if self._state is not HarmonyState.BODY or self._kind is Kind.CALL:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
+        if self._state is not HarmonyState.BODY or self._kind is TextKind.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text:
             return None
-        if not self._has_content and self._kind is Kind.CONTENT and not text.isspace():
+        if not self._has_content and self._kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         return self._kind, text
 
     @property
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         return self._kind if self._state is HarmonyState.BODY else None
 
     def finish(self) -> list[Event]:
@@ -122,7 +122,7 @@ class HarmonyParser(OutputParser):
 
     def _end(self, token: int) -> None:
         if self._state is HarmonyState.BODY:
-            if token == self._tokens.call and self._kind is not Kind.CALL:
+            if token == self._tokens.call and self._kind is not TextKind.CALL:
                 self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
             self._end_body(complete=True)
         elif self._state is HarmonyState.HEADER:
@@ -188,11 +188,11 @@ class HarmonyParser(OutputParser):
         self._arguments = []
         function = self._function(header)
         if function is not None:
-            self._kind = Kind.CALL
-            self._events.append(Begin(Kind.CALL, header, function, self._num_calls))
+            self._kind = TextKind.CALL
+            self._events.append(Begin(TextKind.CALL, header, function, self._num_calls))
             self._num_calls += 1
         else:
-            self._kind = Kind.REASONING if header.channel == "analysis" else Kind.CONTENT
+            self._kind = TextKind.REASONING if header.channel == "analysis" else TextKind.CONTENT
             self._events.append(Begin(self._kind, header))
         self._flag_header(header)
         if text:
@@ -216,18 +216,18 @@ class HarmonyParser(OutputParser):
             self._flag(Flaw.WRONG_ROLE)
         if header.channel is None:
             self._flag(Flaw.NO_CHANNEL)
-        elif header.channel not in CHANNELS or (self._kind is Kind.CALL and header.channel == "final"):
+        elif header.channel not in CHANNELS or (self._kind is TextKind.CALL and header.channel == "final"):
             self._flag(Flaw.WRONG_CHANNEL)
 
     def _add_body(self, text: str) -> None:
-        if self._kind is Kind.CALL:
+        if self._kind is TextKind.CALL:
             self._arguments.append(text)
-        elif self._kind is Kind.CONTENT and not text.isspace():
+        elif self._kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(self._kind, text))
 
     def _end_body(self, *, complete: bool) -> None:
-        if self._kind is Kind.CALL and complete and not is_json("".join(self._arguments)):
+        if self._kind is TextKind.CALL and complete and not is_json("".join(self._arguments)):
             self._flag(Flaw.BAD_ARGUMENTS)
         self._arguments = []
         self.header = None

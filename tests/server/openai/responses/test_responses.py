@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from microscale.server.errors import ItemNotFound, ResponseNotFound
-from microscale.server.openai.responses.convert import messages_of, new_items, stored_input
 from microscale.server.openai.responses.input_items import InputMessage
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem, StoredResponse
+from microscale.server.openai.responses.to_chat import messages_of, new_items, stored_input
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.options import RequestLimits
 from support.live_server import KEY, MODEL, SEEDS, Live

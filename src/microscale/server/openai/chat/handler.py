@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.server import errors
+from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
 from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
-from microscale.server.generation.prompt import ChatPrompt, output_of, render
 from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import TextSlot, encode
@@ -33,9 +33,9 @@ from microscale.server.openai.chat.schema import (
 )
 from microscale.server.openai.logprobs import ChatLogprobs, ChatLogprobSorter, joined
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import read_output_format
-from microscale.text.events import Kind
+from microscale.server.structured.turn_grammar import turn_grammar
+from microscale.text.events import TextKind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -195,8 +195,8 @@ class Chat:
         reasoning = TextSlot(lambda mark: self._event(choice, ChoiceStep(Delta((), reasoning=mark), (), False, None)))
         content = TextSlot(lambda mark: self._event(choice, ChoiceStep(Delta((), content=mark), (), False, None)))
 
-        def event(kind: Kind, text: str) -> bytes:
-            if kind is Kind.REASONING:
+        def event(kind: TextKind, text: str) -> bytes:
+            if kind is TextKind.REASONING:
                 self._num_reasoning += 1
                 return reasoning.filled(text)
             return content.filled(text)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from microscale.server.openai.logprobs import ChatLogprobs
 from microscale.server.openai.usage import Usage
-from microscale.server.requests.body import Only
+from microscale.server.requests.base import Only
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, ONLY, unset_if_minus_one
 from microscale.server.requests.response_format import StructuredFields

@@ -27,7 +27,7 @@ from microscale.server.openai.completions.logprobs import (
 )
 from microscale.server.openai.completions.schema import CompletionRequest, PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.structured.grammar import completion_grammar
+from microscale.server.structured.turn_grammar import completion_grammar
 from microscale.text.output import Delta, PlainOutput
 
 DEFAULT_TOKENS = 16

@@ -14,16 +14,15 @@ from msgspec.structs import replace
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
 from microscale.server.errors import SlowReader
+from microscale.server.generation.chat_prompt import output_of
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
 from microscale.server.generation.engine_requests import PromptParams, requests, sampling_params
-from microscale.server.generation.prompt import output_of
 from microscale.server.generation.stream import generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
 from microscale.server.http.error_replies import code_of, status_of
 from microscale.server.http.exchange import Exchange
 from microscale.server.openai.logprobs import ChatLogprobSorter
-from microscale.server.openai.responses.convert import reply_items, sampling_fields
 from microscale.server.openai.responses.output_items import Items
 from microscale.server.openai.responses.prompt import named_as_sent, response_prompt
 from microscale.server.openai.responses.replies import (
@@ -39,10 +38,11 @@ from microscale.server.openai.responses.replies import (
 )
 from microscale.server.openai.responses.request import SEALED_THOUGHTS, ResponsesRequest
 from microscale.server.openai.responses.store import StoredResponse
+from microscale.server.openai.responses.to_chat import reply_items, sampling_fields
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.body import Body
-from microscale.server.structured.grammar import turn_grammar
+from microscale.server.requests.base import Body
+from microscale.server.structured.turn_grammar import turn_grammar
 
 
 class Responses:

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from microscale.server.openai.responses.calls import CustomInput, action_of
 from microscale.server.openai.responses.input_items import sealed
 from microscale.server.openai.responses.replies import (
     ArgumentsEvent,
@@ -36,6 +35,7 @@ from microscale.server.openai.responses.replies import (
     Status,
     TextEvent,
 )
+from microscale.server.openai.responses.tool_calls import CustomInput, action_of
 from microscale.server.openai.responses.toolbox import OfferedTool, Toolbox, ToolKind
 from microscale.text.output import CallDelta, Delta
 

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from microscale.server.openai.responses.input_items import AnyItem
 from microscale.server.openai.responses.tool_specs import ResponseTools, ToolChoice
-from microscale.server.requests.body import MANY, Body, Only
+from microscale.server.requests.base import MANY, Body, Only
 from microscale.server.requests.fields import MARKS
 from microscale.server.requests.response_format import JsonFormat, SchemaFields, TextFormat, format_kind
 

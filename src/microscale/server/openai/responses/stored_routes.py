@@ -11,10 +11,10 @@ from microscale.server import errors
 from microscale.server.host import Host
 from microscale.server.http.connection import owner_of
 from microscale.server.http.encoding import encode
-from microscale.server.openai.responses.convert import shown
 from microscale.server.openai.responses.replies import Deleted, ItemList
 from microscale.server.openai.responses.store import StoredItem
-from microscale.server.requests.body import IGNORED_HEADER, NAME, Ignored, ignored_header
+from microscale.server.openai.responses.to_chat import shown
+from microscale.server.requests.base import IGNORED_HEADER, NAME, Ignored, ignored_header
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20

@@ -12,7 +12,7 @@ from microscale.engine.grammar import Vocabulary
 from microscale.errors import QueueFull
 from microscale.server.errors import BadField
 from microscale.server.structured import check as structured_check
-from microscale.server.structured.check import GrammarChecker, GrammarPart
+from microscale.server.structured.grammar_checker import GrammarChecker, GrammarPart
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<|stop|>"], [256])
 GOOD = GrammarPart('start: "a" <|stop|>', "good")

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from microscale.server import errors
 from microscale.server.http.encoding import encode
-from microscale.server.openai.responses.calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.input_items import (
     AnyItem,
     BuiltInCallItem,
@@ -30,8 +29,9 @@ from microscale.server.openai.responses.input_items import (
 from microscale.server.openai.responses.replies import ReplyItem
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem
+from microscale.server.openai.responses.tool_calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.chat import ChatFields, ChatMessage, Instruction, MessageBuilder, ToolMessage
+from microscale.server.requests.chat import ChatFields, ChatMessage, MessageBuilder, TextMessage, ToolMessage
 from microscale.server.requests.sampling import SamplingFields
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
@@ -114,7 +114,7 @@ class ItemConverter:
         elif item.role == "assistant":
             builder.say(_text(item.content))
         else:
-            builder.add(Instruction(role=item.role, content=_text(item.content)))
+            builder.add(TextMessage(role=item.role, content=_text(item.content)))
 
     def messages(self) -> list[ChatMessage]:
         return self._builder.messages()
@@ -144,7 +144,7 @@ def _result(item: BuiltInOutputItem) -> str:
 def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], toolbox: Toolbox) -> ChatFields:
     instructions: list[ChatMessage] = []
     if request.instructions:
-        instructions.append(Instruction(role="developer", content=request.instructions))
+        instructions.append(TextMessage(role="developer", content=request.instructions))
     if not instructions and not messages:
         raise errors.not_readable("input")
     wanted = None if request.reasoning is None else request.reasoning.effort

@@ -27,13 +27,13 @@ from microscale.server.anthropic.thinking import carried, effort_of
 from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
 from microscale.server.errors import BadField
 from microscale.server.options import RequestLimits
-from microscale.server.requests.body import MANY, NAME, Ignored
+from microscale.server.requests.base import MANY, NAME, Ignored
 from microscale.server.requests.chat import (
     AssistantMessage,
     ChatFields,
     ChatMessage,
-    Instruction,
     MessageBuilder,
+    TextMessage,
     ToolMessage,
 )
 from microscale.server.requests.response_format import SchemaFields
@@ -81,7 +81,7 @@ def _instructions(request: CountRequest) -> Iterator[ChatMessage]:
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     text = "\n\n".join(text for text in texts if text and not text.startswith(BILLING))
     if text:
-        yield Instruction(role="system", content=text)
+        yield TextMessage(role="system", content=text)
 
 
 def _conversation(messages: Sequence[AnthropicMessage]) -> list[ChatMessage]:
@@ -121,7 +121,7 @@ def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks:
             texts.append(_readable(block))
             continue
         if texts:
-            builder.add(Instruction(role=role, content="\n".join(texts)))
+            builder.add(TextMessage(role=role, content="\n".join(texts)))
             texts = []
         if isinstance(block, ToolResultBlock):
             builder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
