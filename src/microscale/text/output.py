@@ -229,12 +229,19 @@ class PlainOutput:
         return delta
 
 
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Deltas that follow each other, as one."""
+    return Delta(
+        tuple(token for delta in deltas for token in delta.token_ids),
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.content for delta in deltas),
+        _merged([call for delta in deltas for call in delta.calls]),
+    )
+
+
 def _merged(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
     """One delta per call: its pieces are adjacent."""
-    pieces = groupby(calls, key=lambda call: call.call_idx)
-    return tuple(_joined(list(group)) for _, group in pieces)
-
-
-def _joined(pieces: Sequence[CallDelta]) -> CallDelta:
-    first = pieces[0]
-    return CallDelta(first.call_idx, first.function, "".join(piece.arguments for piece in pieces))
+    pieces = [list(group) for _, group in groupby(calls, key=lambda call: call.call_idx)]
+    return tuple(
+        CallDelta(group[0].call_idx, group[0].function, "".join(piece.arguments for piece in group)) for group in pieces
+    )

@@ -15,8 +15,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.detokenize import Detokenizer
-from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Text, TextKind
+from microscale.text.events import Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.gemma.call import QUOTE, arguments_json, split_call
 from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.json_text import BadCall
@@ -37,32 +36,13 @@ class GemmaParser(OutputParser):
     """A call of a function that was not offered is content."""
 
     def __init__(self, tokens: GemmaTokens, tools: Collection[str] | None = None) -> None:
+        super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
-        self._tools = None if tools is None else frozenset(tools)
-        self.is_control = tokens.tokenizer.is_control
-        self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = GemmaState.TEXT
         self._open: TextKind | None = None
         """The message that has begun and not ended."""
         self._pending = ""
         """A channel's name or a call so far; in reasoning, a line break that may be the last."""
-        self._num_calls = 0
-        self._has_content = False
-        self._events: list[Event] = []
-        self.flaws = []
-
-    def feed(self, token: int) -> list[Event]:
-        self._events = []
-        if self.is_control(token):
-            self._add(self._detokenizer.flush())
-            self._control(token)
-        else:
-            text = self._detokenizer.feed(token)
-            if text:
-                self._add(text)
-            elif not self._tokens.tokenizer.token_bytes(token):
-                self._flag(Flaw.STRAY_TOKEN)
-        return self._events
 
     def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         text = self._detokenizer.whole(token)
@@ -89,16 +69,11 @@ class GemmaParser(OutputParser):
         }
         return kinds.get(self._state)
 
-    def finish(self) -> list[Event]:
-        self._events = []
-        self._add(self._detokenizer.flush())
+    def _end_output(self) -> None:
         if self._state is not GemmaState.TEXT:
             self._flag(Flaw.CUT)
             self._leave(complete=False)
         self._end(complete=False)
-        if not self._has_content and not self._num_calls:
-            self._flag(Flaw.NO_CONTENT)
-        return self._events
 
     def _add(self, text: str) -> None:
         if not text:
@@ -211,11 +186,5 @@ class GemmaParser(OutputParser):
             if complete:
                 self._flag(Flaw.BAD_ARGUMENTS)
             arguments = rest.replace(QUOTE, '"')
-        self._events.append(Begin(TextKind.CALL, Header(recipient=name), name, self._num_calls))
-        self._num_calls += 1
+        self._begin_call(name, Header(recipient=name))
         self._events += [Text(TextKind.CALL, arguments), End(TextKind.CALL, complete)]
-
-    def _flag(self, flaw: Flaw, text: str = "") -> None:
-        if flaw not in self.flaws:
-            self.flaws.append(flaw)
-        self._events.append(Flawed(flaw, text))

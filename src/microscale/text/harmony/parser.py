@@ -16,8 +16,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.detokenize import Detokenizer
-from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Text, TextKind
+from microscale.text.events import ASSISTANT, Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, HeaderReader, SegmentEnd
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.json_text import is_json
@@ -36,35 +35,15 @@ class HarmonyParser(OutputParser):
     """A call of a function that was not offered is text of its channel."""
 
     def __init__(self, tokens: HarmonyTokens, tools: Collection[str] | None = None) -> None:
+        super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
-        self._tools = None if tools is None else frozenset(tools)
-        self.is_control = tokens.tokenizer.is_control
         self._ends = tokens.stops | {tokens.end}
-        self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = HarmonyState.HEADER
         self._reader = HeaderReader(started=False)
         self._kind = TextKind.CONTENT
         self._arguments: list[str] = []
-        self._num_calls = 0
-        self._has_content = False
-        self._events: list[Event] = []
         self.header: Header | None = None
         """The header of the open message."""
-        self.flaws = []
-
-    def feed(self, token: int) -> list[Event]:
-        # A token of a header, or part of a character, adds nothing yet.
-        self._events = []
-        if self.is_control(token):
-            self._add_text(self._detokenizer.flush())
-            self._control(token)
-        else:
-            text = self._detokenizer.feed(token)
-            if text:
-                self._add_text(text)
-            elif not self._tokens.tokenizer.token_bytes(token):
-                self._flag(Flaw.STRAY_TOKEN)
-        return self._events
 
     def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         if self._state is not HarmonyState.BODY or self._kind is TextKind.CALL:
@@ -80,20 +59,15 @@ class HarmonyParser(OutputParser):
     def body_kind(self) -> TextKind | None:
         return self._kind if self._state is HarmonyState.BODY else None
 
-    def finish(self) -> list[Event]:
-        self._events = []
-        self._add_text(self._detokenizer.flush())
+    def _end_output(self) -> None:
         if self._state is HarmonyState.HEADER:
             self._end_header(Flaw.CUT, SegmentEnd.CUT)
         elif self._state is HarmonyState.BODY:
             self._flag(Flaw.CUT)
             self._end_body(complete=False)
         self._state = HarmonyState.IDLE
-        if not self._has_content and not self._num_calls:
-            self._flag(Flaw.NO_CONTENT)
-        return self._events
 
-    def _add_text(self, text: str) -> None:
+    def _add(self, text: str) -> None:
         if not text:
             return
         if self._state is HarmonyState.BODY:
@@ -189,8 +163,7 @@ class HarmonyParser(OutputParser):
         function = self._function(header)
         if function is not None:
             self._kind = TextKind.CALL
-            self._events.append(Begin(TextKind.CALL, header, function, self._num_calls))
-            self._num_calls += 1
+            self._begin_call(function, header)
         else:
             self._kind = TextKind.REASONING if header.channel == "analysis" else TextKind.CONTENT
             self._events.append(Begin(self._kind, header))
@@ -232,8 +205,3 @@ class HarmonyParser(OutputParser):
         self._arguments = []
         self.header = None
         self._events.append(End(self._kind, complete))
-
-    def _flag(self, flaw: Flaw, text: str = "") -> None:
-        if flaw not in self.flaws:
-            self.flaws.append(flaw)
-        self._events.append(Flawed(flaw, text))
