@@ -29,18 +29,18 @@ from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest, plain_scope
-from microscale.server.anthropic.error_replies import OVERLOADED, error_reply, speaks_anthropic
+from microscale.server import errors
+from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.app import error_response
-from microscale.server.errors import HostNotAllowed
 from microscale.server.http.auth import ApiKeys, is_loopback
-from microscale.server.http.error_replies import error_json
+from microscale.server.http.error_replies import error_reply
 from microscale.server.http.exchange import event_bytes
 from microscale.server.http.read_body import read_body
 
 log = logging.getLogger(__name__)
 TRIES = 3
 """Replicas that a request is sent to before its client is told."""
-UNAVAILABLE = (503, OVERLOADED)
+UNAVAILABLE = (503, anthropic_errors.OVERLOADED)
 """Statuses of a replica that has lost its engine, drains, or has no pages."""
 REPLACED = {b"content-encoding", b"content-length", b"transfer-encoding"}
 """Headers of a body that was read: it goes on unpacked."""
@@ -52,7 +52,6 @@ RESPONSES = "/v1/responses"
 RESPONSE_ID = re.compile(rb'"id": ?"(resp_[0-9a-f]+)"')
 MAX_HOMES = 2**16
 """Responses of which a front knows where they are kept: a replica keeps a thousand."""
-OPEN = "Without API keys this server answers on this machine alone"
 
 
 class Front:
@@ -92,7 +91,7 @@ class Front:
         request = Request(scope, receive)
         address = (scope.get("server") or ("",))[0]
         if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
-            raise HostNotAllowed(f"{OPEN}: give the application api_key_file, or allow_without_key.")
+            raise errors.keyless_from_elsewhere()
         is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         headers = list(scope["headers"])
         body = b""
@@ -183,10 +182,10 @@ class _Reply:
     async def error(self, error: MicroscaleError) -> None:
         """By a status, or by an event where a stream has begun."""
         if self.begun:
-            if speaks_anthropic(self._scope):
-                event = event_bytes(error_reply(error, "-")[0], b"error")
+            if anthropic_errors.speaks_anthropic(self._scope):
+                event = event_bytes(anthropic_errors.error_reply(error, "-")[0], b"error")
             else:
-                event = event_bytes(error_json(error))
+                event = event_bytes(error_reply(error)[0])
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             response = error_response(error, self._scope)

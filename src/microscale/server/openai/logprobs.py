@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -101,11 +100,6 @@ class ChatLogprobSorter:
         if self._kinds is None:
             return TextKind.CONTENT
         return self._kinds[at] if at < len(self._kinds) else None
-
-
-def joined(parts: Sequence[ChatLogprobs]) -> ChatLogprobs:
-    reasoning = [entry for part in parts if part.reasoning is not UNSET for entry in part.reasoning]
-    return ChatLogprobs([entry for part in parts for entry in part.content], reasoning=reasoning or UNSET)
 
 
 def _entry(tokenizer: Tokenizer, output: Output) -> TokenLogprob:

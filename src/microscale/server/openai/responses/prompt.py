@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from microscale.server import errors
-from microscale.server.errors import BadField, PreviousResponseNotFound, ResponseNotFound
+from microscale.server.errors import BadField, RequestError
 from microscale.server.generation.chat_prompt import ChatPrompt, render
 from microscale.server.host import Host
 from microscale.server.openai.responses.request import ResponsesRequest
@@ -50,8 +50,8 @@ def _previous(host: Host, request: ResponsesRequest, owner: str) -> tuple[Stored
         return ()
     try:
         return host.stored.get(before, owner).items
-    except ResponseNotFound as error:
-        raise PreviousResponseNotFound(f"previous_response_id: {error}") from None
+    except RequestError as error:
+        raise errors.previous_response_not_found(error) from None
 
 
 def _prepared(

@@ -32,7 +32,6 @@ from microscale.server.openai.responses.store import ResponseStore, StoredItem
 from microscale.server.openai.responses.tool_calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.requests.chat import ChatFields, ChatMessage, MessageBuilder, TextMessage, ToolMessage
-from microscale.server.requests.sampling import SamplingFields
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -44,7 +43,7 @@ PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_
 def new_items(
     request: ResponsesRequest, before: Sequence[StoredItem], store: ResponseStore, owner: str
 ) -> list[StoredItem]:
-    """What the request adds to the conversation. Raises ``ItemNotFound`` for a reference to an unknown item."""
+    """What the request adds to the conversation. Raises for a reference to an unknown item."""
     if isinstance(request.input, str):
         return [stored_input(InputMessage(role="user", content=request.input))]
     known = {item.id for item in before}
@@ -155,19 +154,4 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort="xhigh" if wanted == "max" else wanted,
         verbosity=None if request.text is None else request.text.verbosity,
-    )
-
-
-def sampling_fields(request: ResponsesRequest) -> SamplingFields:
-    return SamplingFields(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        ignore_eos=request.ignore_eos,
-        cache_prompt=request.cache_prompt,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
     )
