@@ -1,4 +1,4 @@
-"""A replica: one engine, and over it the application of ``microscale serve`` without a socket.
+"""A replica: one engine, and the application of ``microscale serve`` without a socket.
 
 Imports nothing of Ray: Ray makes the object, calls ``answer`` and ``check_health``, and ``__del__`` at the end.
 """
@@ -19,13 +19,13 @@ from microscale.server.run import open_host
 
 log = logging.getLogger(__name__)
 UNGATHERED = 3
-"""Pieces that go out as they come: the head, the event that begins a stream, its first token."""
+"""Pieces that are sent immediately: the head, the event that begins a stream, its first token."""
 OURS, RAYS = "microscale", "ray.serve"
-"""Loggers. Ray gives its own a file for each replica, and nobody listens to others."""
+"""Loggers. Ray writes only its own to a replica's log file."""
 
 
 class Replica:
-    """Answers requests that were read elsewhere. Unhealthy as soon as its engine has ended."""
+    """Answers requests that the front has read. Unhealthy as soon as its engine has ended."""
 
     async def __init__(self, options: RayOptions) -> None:  # type: ignore[misc]
         log_with_ray()
@@ -36,7 +36,7 @@ class Replica:
         self._watching = asyncio.create_task(self._watch())
 
     async def answer(self, asked: RoutedRequest) -> AsyncIterator[ReplyHead | bytes]:
-        """Head and body, in pieces as they come. Who stops to listen ends the request."""
+        """Head and body, in pieces as they come. Closing the iterator aborts the request."""
         client = _Client(asked.body)
         work = asyncio.create_task(self._app(asked.scope, client.receive, client.send))
         work.add_done_callback(lambda _: client.end())
@@ -54,23 +54,23 @@ class Replica:
                 await asyncio.wait((work,))
 
     async def check_health(self) -> None:
-        """Ray asks every second or so, and replaces a replica that raises three times."""
+        """Ray calls this every second or so, and replaces a replica after three errors in a row."""
         self._host.check_open()
 
     async def _watch(self) -> None:
-        """What is open is told by the engine's client; what comes now is told by the application."""
+        """Open requests get their error from the engine's client, new ones from the application."""
         self._host.closing = await self._host.engine.wait_ended()
         log.error("The engine has ended, and Ray will replace this replica: %s", self._host.closing)
 
     async def __del__(self) -> None:
-        """Ray awaits this when the open requests have ended, or their time has."""
+        """Ray awaits this when all requests have ended, or their time is up."""
         if hasattr(self, "_watching"):
             self._watching.cancel()
             await self._stack.aclose()
 
 
 def log_with_ray() -> None:
-    """What we log goes where Ray's lines of this process go: a line for each request, and what the engine says."""
+    """Write our log, with a line per request, to where Ray logs for this process."""
     ours = logging.getLogger(OURS)
     ours.setLevel(logging.INFO)
     ours.propagate = False
@@ -78,7 +78,7 @@ def log_with_ray() -> None:
 
 
 class _Client:
-    """The application's other side: a body that is here, and the pieces of the answer."""
+    """The application's client: the request's body, and the pieces of the answer."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -88,7 +88,7 @@ class _Client:
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.Future()  # a client that leaves cancels the work instead
+            await asyncio.Future()  # a client that disconnects cancels the work instead
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -104,7 +104,7 @@ class _Client:
         self._news.set()
 
     async def gather(self, seconds: float) -> None:
-        """Let tokens come together, unless the answer has ended."""
+        """Let tokens accumulate, unless the answer has ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
