@@ -179,6 +179,10 @@ def anthropic_context_length_exceeded(num_tokens: int, limit: int) -> BadField:
     return BadField(f"prompt is too long: {num_tokens} tokens > {limit} maximum", "messages", "context_length_exceeded")
 
 
+def token_not_in_vocabulary(token: int, size: int) -> BadField:
+    return BadField(f"tokens: {token} is not in the vocabulary, which has {size} tokens.", "tokens")
+
+
 def min_tokens_above_max(least: int, most: int) -> BadField:
     return BadField(f"min_tokens ({least}) is larger than max_tokens ({most}).", "min_tokens")
 
