@@ -25,7 +25,7 @@ KIB = 1024
 MASK = 2**64 - 1
 BOUNDS = (1, 2, 3, *(size for power in range(2, 10) for size in (2**power, 2**power * 3 // 2)), 1024)
 """The beginnings, in KiB. From 2 on each is at most half as long again as the one before, so up to a third of what two
-prompts share is not noticed. Equal blocks of 1 KiB would need four times as many entries for a chat's mean of 48 KiB."""
+prompts share is not noticed. Equal blocks of 1 KiB would need four times as many entries for 48 KiB, a chat's mean."""
 MAX_ENTRIES = 2**18
 """Beginnings in the table: about 40 MB when full. A chat's request adds four (docs/scale.md)."""
 KIB_PER_REQUEST = 8.0

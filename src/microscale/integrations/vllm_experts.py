@@ -70,7 +70,7 @@ def register() -> None:
 
 
 def spec_of(layer: RoutedExperts, fmt: BlockFormat) -> MoeSpec:
-    """The spec of one of vLLM's expert layers on this rank. Raises ``Unsupported`` with the reason if we cannot run it."""
+    """The spec of one of vLLM's expert layers on this rank, or ``Unsupported`` with the reason."""
     moe, parallel = layer.moe_config, layer.moe_config.moe_parallel_config
     activation, gates = moe.activation.value, GATES[fmt]
     if activation not in gates:
