@@ -15,7 +15,7 @@ import pytest
 from microscale.errors import EngineDied
 from microscale.integrations.ray_serve_options import read_options
 from microscale.integrations.ray_serve_replica import OURS, RAYS, UNGATHERED, Replica, log_with_ray
-from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
+from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest, plain_scope
 
 ARGS = {"model": "gpt-oss-tiny", "load_format": "dummy", "device": "cpu", "threads": 1, "max_model_len": 4096}
 LONG = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -30,18 +30,18 @@ def _loggers() -> Iterator[None]:
     ours.handlers, ours.propagate, ours.level = before
 
 
-def asked(path: str, body: dict[str, Any] | None = None) -> Asked:
+def asked(path: str, body: dict[str, Any] | None = None) -> RoutedRequest:
     data = b"" if body is None else json.dumps(body).encode()
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     method = "GET" if body is None else "POST"
     scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path}
     scope |= {"query_string": b"", "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000)}
-    return Asked(plain_scope(scope, headers), data)
+    return RoutedRequest(plain_scope(scope, headers), data)
 
 
-async def whole(replica: Replica, request: Asked) -> tuple[int, bytes]:
+async def whole(replica: Replica, request: RoutedRequest) -> tuple[int, bytes]:
     pieces = [piece async for piece in replica.answer(request)]
-    assert isinstance(pieces[0], Head)
+    assert isinstance(pieces[0], ReplyHead)
     assert all(isinstance(piece, bytes) for piece in pieces[1:])
     return pieces[0].status, b"".join(piece for piece in pieces[1:] if isinstance(piece, bytes))
 
@@ -73,7 +73,7 @@ async def life() -> None:
     replica._messages_per_s = 1e9
 
     left = replica.answer(asked("/v1/completions", LONG))
-    assert isinstance(await anext(left), Head)
+    assert isinstance(await anext(left), ReplyHead)
     await anext(left)
     assert await running(replica) == 1
     await left.aclose()  # type: ignore[attr-defined]

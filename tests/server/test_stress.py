@@ -130,6 +130,7 @@ HORRORS: list[tuple[str, bytes, int, str]] = [
     (COMPLETIONS, json.dumps({"prompt": "x", "echo": 1}).encode(), 400, "echo"),
     ("/tokenize", b'{"text": 1}', 400, ""),
     ("/detokenize", b'{"tokens": [99999999999]}', 400, "tokens"),
+    ("/detokenize", b'{"tokens": [1000000000]}', 400, "not in the vocabulary"),
     ("/detokenize", b'{"tokens": [599, 5]}', 200, ""),
 ]
 
@@ -209,6 +210,33 @@ def test_half_requests_are_hung_up_on(client: httpx.Client, server: Live, sent: 
     assert b" 200 " not in heard
     assert b" 500 " not in heard
     assert client.get("/health").status_code == 200
+
+
+GET = b"GET /health HTTP/1.1\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+CHUNK = b'\r\n\r\ne\r\n{"prompt": "x"}\r\n0\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (GET + b"Host: x\r\n\r\n", b"200"),
+        (GET + b"Host: x\r\nX: " + b"y" * 4000 + b"\r\n\r\n", b"200"),
+        (GET + b"Host: x\r\nX: " + b"y" * 5000 + b"\r\n\r\n", b"431"),
+        (GET + b"Host: x\r\nX: " + b"y" * 2**20 + b"\r\n\r\n", b"431"),
+        (b"GET /health?" + b"y" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"431"),
+        (GET + b"\r\n", b"400"),
+        (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
+        (POST + b"gzip, chunked" + CHUNK, b"501"),
+        (POST + b"gzip\r\nTransfer-Encoding: chunked" + CHUNK, b"501"),
+    ],
+    ids=["plain", "4 KB", "5 KB", "1 MB", "a long path", "no host", "no host in 1.0", "gzip, chunked", "two encodings"],
+)
+def test_a_head_is_refused_with_a_reply(server: Live, sent: bytes, status: bytes) -> None:
+    with connect(server) as client:
+        client.settimeout(10)
+        client.sendall(sent)
+        assert client.recv(4096).split()[1] == status
 
 
 def connect(server: Live) -> socket.socket:

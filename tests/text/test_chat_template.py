@@ -18,7 +18,7 @@ from microscale.text.conversation import Message, RenderOptions, Role
 from microscale.text.formats import chat_format_for
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.harmony.format import HarmonyFormat
-from microscale.text.template_prompt import lay_out
+from microscale.text.template_format import lay_out
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_chatml_text import TEMPLATE as CHATML_TEMPLATE
 from support.tiny_chatml_text import inner_chatml, write_chatml_text

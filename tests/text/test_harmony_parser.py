@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale.text.detokenize import Detokenizer
-from microscale.text.events import Begin, End, Event, Flaw, Flawed, Kind, Text
+from microscale.text.events import Begin, End, Event, Flaw, Flawed, Text, TextKind
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import HarmonyTokens
 from support.tiny_tokenizers import library, o200k, tiny
@@ -154,7 +154,7 @@ def text_of(ids: list[int]) -> str:
 @given(st.text(min_size=1))
 def test_an_answer_without_a_header_is_content(text: str) -> None:
     events, _ = parse(tiny().encode(text))
-    assert "".join(event.text for event in events if isinstance(event, Text) and event.kind is Kind.CONTENT) == text
+    assert "".join(event.text for event in events if isinstance(event, Text) and event.kind is TextKind.CONTENT) == text
 
 
 def test_a_header_hides_little() -> None:

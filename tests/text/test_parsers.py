@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from microscale.text.events import Begin, End, Flaw, Flawed, Kind, Text
+from microscale.text.events import Begin, End, Flaw, Flawed, Text, TextKind
 from microscale.text.output import ChatOutput, Delta, PlainOutput
 from support.chat_formats import MAKE, made, parse, run, total
 
@@ -284,19 +284,19 @@ def test_events_are_in_order(output: tuple[str, list[int]], tools: tuple[str, ..
     name, ids = output
     parser = made(name).parser(tools)
     events = [event for token in ids for event in parser.feed(token)] + parser.finish()
-    kind: Kind | None = None
+    kind: TextKind | None = None
     num_calls, is_shown = 0, False
     for event in events:
         if isinstance(event, Begin):
             assert kind is None
             kind = event.kind
-            assert (event.function is not None) == (kind is Kind.CALL)
-            assert event.call_idx == (num_calls if kind is Kind.CALL else None)
-            num_calls += kind is Kind.CALL
+            assert (event.function is not None) == (kind is TextKind.CALL)
+            assert event.call_idx == (num_calls if kind is TextKind.CALL else None)
+            num_calls += kind is TextKind.CALL
         elif isinstance(event, Text | End):
             assert event.kind is kind
             kind = kind if isinstance(event, Text) else None
-            is_shown |= isinstance(event, Text) and event.kind is Kind.CONTENT and not event.text.isspace()
+            is_shown |= isinstance(event, Text) and event.kind is TextKind.CONTENT and not event.text.isspace()
     assert kind is None
     assert parser.flaws == list(dict.fromkeys(event.flaw for event in events if isinstance(event, Flawed)))
     assert (Flaw.NO_CONTENT in parser.flaws) == (not is_shown and not num_calls)
@@ -336,7 +336,7 @@ def run_plain(output: ChatOutput | PlainOutput, ids: list[int]) -> tuple[list[De
         else:
             num_plain += 1
             kind, text = plain
-            is_thought = kind is Kind.REASONING
+            is_thought = kind is TextKind.REASONING
             deltas.append(Delta((token,), reasoning=text) if is_thought else Delta((token,), content=text))
     return [*deltas, output.finish()], num_plain
 

@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from microscale.text.chatml import tokens as chatml_names
 from microscale.text.conversation import Effort, Message, PromptEnd, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 from microscale.text.output import ChatOutput
-from microscale.text.template_prompt import lay_out
+from microscale.text.template_format import lay_out
 from support.chat_formats import chatml, gemma, made
 from support.tiny_chatml_text import ALWAYS_THINKS, TEMPLATE, inner_chatml, tiny_chatml
 from support.tiny_gemma_text import tiny_gemma

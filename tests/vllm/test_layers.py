@@ -204,7 +204,7 @@ def test_ranks_add_up(case: Case, fmt: str, split: Split, widths: set[int]) -> N
 def test_steps_aside_with_the_reason(
     fmt: str, split: Split, changes: dict[str, object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vllm_experts._step_aside.cache_clear()
+    vllm_experts._leave_to_vllm.cache_clear()
     logging.getLogger("vllm").propagate = True
     caplog.set_level(logging.WARNING, "vllm.microscale")
     # vLLM then looks for a kernel of its own; for some of these it has none on a CPU, and says so.
@@ -258,7 +258,7 @@ def test_every_card_has_kernels_for_every_shard(gpu: hardware.Gpu) -> None:
     layers += [(gemma, "mxfp8", Split(tp=tp)) for tp in (1, 2)]
     for case, fmt, split in layers:
         layer = make_layer(case, fmt, split, device="meta")
-        plan = vllm_experts.plan_for(vllm_experts.asked(layer, block_format(fmt)), gpu)
+        plan = vllm_experts.plan_for(vllm_experts.spec_of(layer, block_format(fmt)), gpu)
         assert {decision.chosen for decision in plan.of("moe", "experts")} <= {"triton_w4a16", "triton_w8a16"}
 
 

@@ -1,14 +1,13 @@
-"""Which of many replicas a request goes to, so that its prompt finds what it shares with earlier ones in their caches.
+"""Chooses a replica for a request, so that its prompt finds in the replica's cache what it shares with earlier prompts.
 
-A prompt is a *chain*: one number for each of its beginnings of 1, 2, 3, 4, 6, 8, 12 … KiB. Two prompts that begin alike
-have chains that begin alike. The router remembers which replicas were sent which beginnings, in a table of fixed size,
-and sends a request where the least of its prompt is missing, as long as that replica is not much busier than the idlest
-one. Several routers do not see each other's tables, so each prompt also has a *home*, which its hash decides: a new
-conversation goes there, and whichever router gets the next turn knows where to look. The rule is pure: no clock, no
-random numbers, nothing of Ray. ``bench scale`` simulates with the same code.
+A prompt has a *chain*: a hash of each of its beginnings of 1, 2, 3, 4, 6, 8, 12 … KiB. Prompts that begin alike have
+chains that begin alike. The router remembers in a table of fixed size which replicas received which beginnings. It
+prefers the replica that lacks the least of the prompt, unless that one is much busier than the idlest. Routers do not
+see each other's tables, so each prompt also has a *home*, which its hash decides: a new conversation goes there, and
+whichever router gets the next turn knows where to look. The rule is pure: no clock, no random numbers, nothing of Ray.
 
-    chain    [1 KiB, 2 KiB, 3 KiB, 4 KiB, 6 KiB …]   a number each
-    table    the first 6 KiB → replicas {2, 5}       most max_entries, least recently used goes first
+    chain    [1 KiB, 2 KiB, 3 KiB, 4 KiB, 6 KiB …]   one hash each
+    table    the first 6 KiB → replicas {2, 5}       at most max_entries; the least recently used is dropped first
     cost     KiB missing + kib_per_request · (open requests of the replica - those of the idlest)
     home     where the first beginning that is not popular falls on a ring of the replicas
 """
@@ -25,28 +24,26 @@ from microscale.errors import BadSetting
 KIB = 1024
 MASK = 2**64 - 1
 BOUNDS = (1, 2, 3, *(size for power in range(2, 10) for size in (2**power, 2**power * 3 // 2)), 1024)
-"""The beginnings, in KiB: from 2 on each is at most half as long again as the one before, so up to a third of what two
-prompts share goes unseen. Equal blocks of 1 KiB would take four times as many entries for 48 KiB, the mean of chats."""
+"""The beginnings, in KiB. From 2 on each is at most half as long again as the one before, so up to a third of what two
+prompts share is not noticed. Equal blocks of 1 KiB would need four times as many entries for 48 KiB, a chat's mean."""
 MAX_ENTRIES = 2**18
 """Beginnings in the table: about 40 MB when full. A chat's request adds four (docs/scale.md)."""
 KIB_PER_REQUEST = 8.0
 """How much missing prompt weighs as much as one more open request. 1 KiB is about 256 tokens of English. Of 8, 16 and
-32, 8 gave the earliest first tokens in ``bench scale`` with 16 replicas at 2.5 and 3.25 requests a second each."""
-MOST_HOLDERS = 32
-"""A beginning that more replicas hold, such as a system prompt, is no reason to prefer one of them."""
+32, 8 gave the earliest first tokens in a simulation of 16 replicas at 2.5 and 3.25 requests a second each."""
 POPULAR = 64
-"""Times that a beginning was seen, after which it is taken for what many conversations share, and gives no home."""
+"""A beginning that was seen this often belongs to many conversations and decides no home."""
 COUNT_BITS = 16
-"""Of a value of the table: how often it was seen. Above them a bit for each replica."""
+"""The low bits of a table value count how often the beginning was seen; above them is one bit per replica."""
 MOST_COUNT = 2**COUNT_BITS - 1
 HOME_SHARE = 0.5
-"""How much of a prompt its home is taken to hold, where nothing is known."""
+"""The share of a prompt that its home is assumed to hold."""
 RING_POINTS = 64
-"""Of each replica: shares of the ring then differ by about an eighth."""
+"""Points per replica. Shares of the ring then differ by about an eighth."""
 
 
 class PrefixPolicy:
-    """Remembers what replicas were sent, and orders them for a request. Replicas are small numbers."""
+    """Remembers what replicas received, and orders them for a request. Replicas are small numbers."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES, kib_per_request: float = KIB_PER_REQUEST) -> None:
         if max_entries < 1 or kib_per_request <= 0:
@@ -54,11 +51,11 @@ class PrefixPolicy:
         self._max_entries = max_entries
         self._weight = kib_per_request
         self._table: OrderedDict[int, int] = OrderedDict()
-        """Beginning → how often it was seen, and the replicas that were sent it. Least recently used first."""
+        """Beginning → how often it was seen, and the replicas that received it. Least recently used first."""
         self._ring: list[tuple[int, int]] = []
-        """Points and whose they are, sorted."""
+        """Points with their replicas, sorted."""
         self._turn = 0
-        """Replicas that cost the same are taken by turns."""
+        """Replicas of equal cost take turns."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -69,7 +66,7 @@ class PrefixPolicy:
         self._ring.sort()
 
     def forget(self, replica: int) -> None:
-        """It has ended; whichever gets its number next has an empty cache."""
+        """The replica has ended. The next one with its number begins with an empty cache."""
         self._ring = [(point, owner) for point, owner in self._ring if owner != replica]
         keep = ~(1 << COUNT_BITS + replica)
         for beginning, value in list(self._table.items()):
@@ -92,17 +89,6 @@ class PrefixPolicy:
 
         return sorted(loads, key=cost)
 
-    def choose(self, chain: Sequence[int], loads: Sequence[int], idlest: int) -> int:
-        """The first of ``order``, for many replicas: looks at ``idlest``, home, and holders of what few others hold."""
-        least, whole = loads[idlest], _kib(len(chain))
-        held = self._held(chain, idlest)
-        best, best_cost = idlest, whole - held.pop(idlest, 0.0)
-        for replica, kib in held.items():
-            cost = whole - kib + self._weight * (loads[replica] - least)
-            if cost < best_cost:
-                best, best_cost = replica, cost
-        return best
-
     def home(self, chain: Sequence[int]) -> int | None:
         """The replica on whose part of the ring the prompt falls, by its first beginning that is not popular."""
         if self._ring:
@@ -113,34 +99,31 @@ class PrefixPolicy:
         return None
 
     def routed(self, chain: Sequence[int], replica: int) -> None:
-        """The request with this prompt was sent to ``replica``, which will have it in its cache."""
+        """Note that a request with this prompt was sent to ``replica``, which will have it in its cache."""
         bit = 1 << COUNT_BITS + replica
         table = self._table
-        # The longest first: where the table is full, the end of a prompt is forgotten before its beginning.
+        # The longest first: when the table is full, the end of a prompt is dropped before its beginning.
         for beginning in reversed(chain):
             value = table.pop(beginning, 0)
             table[beginning] = (value if value & MOST_COUNT == MOST_COUNT else value + 1) | bit
         while len(table) > self._max_entries:
             table.popitem(last=False)
 
-    def _held(self, chain: Sequence[int], idlest: int | None = None) -> dict[int, float]:
-        """Replica → how many KiB of the prompt it holds, or its home may.
+    def _held(self, chain: Sequence[int]) -> dict[int, float]:
+        """Replica → KiB of the prompt that it holds, or that its home may hold.
 
-        Only the longest counts: who was sent a beginning was sent all shorter ones. With ``idlest``, of beginnings that
-        many hold only that one's is told.
+        Only the longest beginning counts: a replica that received it received all shorter ones.
         """
-        found: dict[int, float] = {}
+        held: dict[int, float] = {}
         seen = 0
         for depth in range(len(chain), 0, -1):
             new = (self._table.get(chain[depth - 1], 0) >> COUNT_BITS) & ~seen
             seen |= new
-            if idlest is not None and new.bit_count() > MOST_HOLDERS:
-                new &= 1 << idlest
             for replica in _bits(new):
-                found[replica] = float(_kib(depth))
+                held[replica] = float(_kib(depth))
         if (home := self.home(chain)) is not None:
-            found[home] = max(found.get(home, 0.0), HOME_SHARE * _kib(len(chain)))
-        return found
+            held[home] = max(held.get(home, 0.0), HOME_SHARE * _kib(len(chain)))
+        return held
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -151,7 +134,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _mixed(seed: int, other: int) -> int:
-    """A number as good as random for each pair: the finaliser of MurmurHash3."""
+    """A hash of the pair: the finaliser of MurmurHash3."""
     mixed = (seed ^ other * 0x9E3779B97F4A7C15) & MASK
     mixed = (mixed ^ mixed >> 33) * 0xFF51AFD7ED558CCD & MASK
     mixed = (mixed ^ mixed >> 33) * 0xC4CEB9FE1A85EC53 & MASK
@@ -159,12 +142,12 @@ def _mixed(seed: int, other: int) -> int:
 
 
 def _kib(depth: int) -> int:
-    """How long the beginning is that the first ``depth`` numbers of a chain stand for."""
+    """The length of the ``depth``-th beginning."""
     return BOUNDS[depth - 1] if depth else 0
 
 
 def chain_length(num_bytes: float) -> int:
-    """Of a prompt with so many bytes."""
+    """The number of beginnings of a prompt with this many bytes."""
     return bisect_right(BOUNDS, num_bytes / KIB)
 
 

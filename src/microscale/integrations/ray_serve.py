@@ -1,4 +1,4 @@
-"""Microscale on Ray Serve: many replicas, each with an engine of its own, behind one address. See docs/ray.md.
+"""Microscale on Ray Serve: many replicas, each with its own engine, behind one address. See docs/ray.md.
 
     serve run app.yaml     import_path: microscale.integrations.ray_serve:build, args: the options of `microscale serve`
 
@@ -19,13 +19,13 @@ from ray import serve
 
 ROUTER = "microscale.integrations.ray_serve_router:PrefixRouter"
 FRONT_REQUESTS = 10_000
-"""Most that one front passes on at a time. Those wait at the replicas, and the bound on that is ``max_queue``."""
+"""Maximum open requests per front. They wait for the replicas, where ``max_queue`` limits them."""
 DRAIN_CHECK_S = 0.5
 LOAD_TRIES = 3
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application, as ``serve run`` and ``serve deploy`` want it: arguments in, deployments out."""
+    """The application for ``serve run`` and ``serve deploy``: arguments in, deployments out."""
     options = read_options(args)
     return _front(options).bind(_replicas(options).bind(options), options)
 
@@ -59,7 +59,7 @@ def _front(options: RayOptions) -> serve.Deployment:
         num_replicas=given.front_replicas,
         max_ongoing_requests=FRONT_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-        # A front ends after the replicas whose answers it passes on.
+        # A front must outlive the replicas whose answers it passes on.
         graceful_shutdown_timeout_s=given.drain_timeout + 2 * DRAIN_CHECK_S,
         graceful_shutdown_wait_loop_s=DRAIN_CHECK_S,
         health_check_period_s=given.health_check_period_s,

@@ -1,10 +1,10 @@
-"""The front: reads a request, has the router choose a replica, and passes the answer on as it comes.
+"""The front: reads a request, has the router choose a replica, and passes the answer on as it arrives.
 
     client ══ Ray's proxy ══ Front ── router ══ Replica (application, engine)
 
-A replica that is lost before the answer has begun costs the client nothing: the request goes to another one. After that
-a stream ends with an error event, in the API's own shape. Keys are checked by the replica's application, as in a server
-of its own; the front only does not read the body of a request that has none.
+If a replica is lost before its answer has begun, the request goes to another one and the client notices nothing. After
+that, the stream ends with an error event in the API's own shape. The replica's application checks API keys; the front
+only avoids reading the body of a request without a valid key.
 """
 
 from __future__ import annotations
@@ -26,37 +26,35 @@ from starlette.types import Receive, Scope, Send
 from microscale.errors import EngineDied, MicroscaleError, QueueFull
 from microscale.integrations.prefix_routing import chain_of
 from microscale.integrations.ray_serve_options import RayOptions
-from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
-from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
-from microscale.server.anthropic.error_replies import OVERLOADED, error_reply, speaks_anthropic
+from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest, plain_scope, prompt_text
+from microscale.server import errors
+from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.app import error_response
-from microscale.server.errors import HostNotAllowed
 from microscale.server.http.auth import ApiKeys, is_loopback
-from microscale.server.http.body import read_body
-from microscale.server.http.error_replies import error_json
+from microscale.server.http.error_replies import error_reply
 from microscale.server.http.exchange import event_bytes
+from microscale.server.http.read_body import read_body
 
 log = logging.getLogger(__name__)
 TRIES = 3
-"""Replicas that a request is sent to before its client is told."""
-UNAVAILABLE = (503, OVERLOADED)
+"""Replicas that a request is sent to before its client gets an error."""
+UNAVAILABLE = (503, anthropic_errors.OVERLOADED)
 """Statuses of a replica that has lost its engine, drains, or has no pages."""
 REPLACED = {b"content-encoding", b"content-length", b"transfer-encoding"}
-"""Headers of a body that was read: it goes on unpacked."""
+"""Headers of the body as it arrived; it is passed on decompressed."""
 BY_RAY = b"x-request-id"
-"""Ray's proxy puts this header on every answer; the application's has the same value."""
+"""Ray's proxy adds this header to every answer, with the value that the application's has."""
 REPLICA = b"x-microscale-replica"
-"""A header of answers: which replica gave it, by Ray's id. Its log carries that id in its name."""
+"""A header of answers: Ray's id of the replica, which is also in the name of its log."""
 RESPONSES = "/v1/responses"
 RESPONSE_ID = re.compile(rb'"id": ?"(resp_[0-9a-f]+)"')
 MAX_HOMES = 2**16
-"""Responses of which a front knows where they are kept: a replica keeps a thousand."""
-OPEN = "Without API keys this server answers on this machine alone"
+"""Maximum number of stored responses whose replica a front remembers: a replica stores a thousand."""
 
 
 class Front:
-    """One per ``front_replicas``. It holds the requests that pass, and where stored responses are kept."""
+    """One of ``front_replicas`` processes. It also remembers which replica stores which response."""
 
     def __init__(self, replicas: DeploymentHandle, options: RayOptions) -> None:
         log_with_ray()
@@ -88,11 +86,11 @@ class Front:
         if not work.cancelled():
             work.result()
 
-    async def _read(self, scope: Scope, receive: Receive) -> Asked:
+    async def _read(self, scope: Scope, receive: Receive) -> RoutedRequest:
         request = Request(scope, receive)
         address = (scope.get("server") or ("",))[0]
         if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
-            raise HostNotAllowed(f"{OPEN}: give the application api_key_file, or allow_without_key.")
+            raise errors.keyless_from_elsewhere()
         is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         headers = list(scope["headers"])
         body = b""
@@ -101,49 +99,51 @@ class Front:
             headers = [(name, value) for name, value in headers if name not in REPLACED]
             headers.append((b"content-length", b"%d" % len(body)))
         plain = plain_scope(scope, headers)
-        return Asked(plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body)))
+        return RoutedRequest(
+            plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body))
+        )
 
-    async def _answer(self, asked: Asked, reply: _Reply) -> None:
-        error: MicroscaleError = EngineDied(f"{TRIES} replicas were asked, and none could answer.")
+    async def _answer(self, asked: RoutedRequest, reply: _Reply) -> None:
+        error: MicroscaleError = EngineDied(f"{TRIES} replicas could not answer this request.")
         for attempt in range(TRIES):
             try:
                 if await self._pass_on(asked, reply, last=attempt == TRIES - 1):
                     return
             except BackPressureError:
-                error = QueueFull("All replicas are busy, and too many requests wait.")
+                error = QueueFull("All replicas are busy, and too many requests are waiting.")
                 break
             except (RayError, RayServeException) as lost:
                 log.warning("Replica %s is lost: %s", asked.replica, type(lost).__name__)
                 if reply.begun:
-                    error = EngineDied("The replica that answered has ended. What it said so far is all there is.")
+                    error = EngineDied("The replica ended before its answer was complete.")
                     break
             asked.avoid.add(asked.replica)
         await reply.error(error)
 
-    async def _pass_on(self, asked: Asked, reply: _Reply, *, last: bool) -> bool:
-        """One replica's answer; whether it was one, or another replica should be asked."""
+    async def _pass_on(self, asked: RoutedRequest, reply: _Reply, *, last: bool) -> bool:
+        """Pass on one replica's answer. False: there is none, and another replica should try."""
         pieces = self._replicas.answer.remote(asked)
-        head: Head | None = None
+        head: ReplyHead | None = None
         whole: list[bytes] = []
         try:
             async for piece in pieces:
-                if isinstance(piece, Head):
-                    head = Head(piece.status, [*piece.headers, _named(asked)])
+                if isinstance(piece, ReplyHead):
+                    head = ReplyHead(piece.status, [*piece.headers, _named(asked)])
                 elif head is not None and _is_stream(head):
                     self._note_home(asked, piece)
                     await reply.stream(head, piece)
                 else:
-                    whole.append(piece)  # all of it or nothing: what has not begun can be asked for again
+                    whole.append(piece)  # sent when complete: until then another replica can take over
         finally:
-            pieces.cancel()  # no harm to one that has ended
+            pieces.cancel()  # does nothing if it has ended
         if head is None or (head.status in UNAVAILABLE and not last):
             return False
         self._note_home(asked, b"".join(whole))
         await reply.end(head, b"".join(whole))
         return True
 
-    def _note_home(self, asked: Asked, piece: bytes) -> None:
-        """Where the response is kept that begins in ``piece``; it is the first with an id."""
+    def _note_home(self, asked: RoutedRequest, piece: bytes) -> None:
+        """Remember the replica of a response: its id is the first in ``piece``."""
         if asked.scope["path"] != RESPONSES or (found := RESPONSE_ID.search(piece)) is None:
             return
         self._homes.setdefault(found[1], asked.replica)
@@ -152,7 +152,7 @@ class Front:
 
 
 class _Relay(Response):
-    """What Ray is given as the answer: it calls it with the connection."""
+    """The reply that Ray gets; Ray calls it with the connection."""
 
     def __init__(self, front: Front) -> None:
         super().__init__()
@@ -170,27 +170,27 @@ class _Reply:
         self._scope = scope
         self._send = send
 
-    async def stream(self, head: Head, piece: bytes) -> None:
+    async def stream(self, head: ReplyHead, piece: bytes) -> None:
         await self._begin(head)
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def end(self, head: Head, rest: bytes) -> None:
+    async def end(self, head: ReplyHead, rest: bytes) -> None:
         await self._begin(head)
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def error(self, error: MicroscaleError) -> None:
-        """By a status, or by an event where a stream has begun."""
+        """Send an error: as a status, or as an event if the reply has begun."""
         if self.begun:
-            if speaks_anthropic(self._scope):
-                event = event_bytes(error_reply(error, "-")[0], b"error")
+            if anthropic_errors.speaks_anthropic(self._scope):
+                event = event_bytes(anthropic_errors.error_reply(error, "-")[0], b"error")
             else:
-                event = event_bytes(error_json(error))
+                event = event_bytes(error_reply(error)[0])
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             response = error_response(error, self._scope)
-            await self.end(Head(response.status_code, response.raw_headers), bytes(response.body))
+            await self.end(ReplyHead(response.status_code, response.raw_headers), bytes(response.body))
 
-    async def _begin(self, head: Head) -> None:
+    async def _begin(self, head: ReplyHead) -> None:
         if not self.begun:
             self.begun = True
             headers = [(name, value) for name, value in head.headers if name != BY_RAY]
@@ -202,22 +202,22 @@ class _Continues(msgspec.Struct):
 
 
 def named_response(path: str, body: bytes) -> bytes:
-    """The id of the response that a request is about: in its path, or the one that it continues. Empty without."""
+    """The id of the response that a request fetches or continues; empty if there is none."""
     if not path.startswith(RESPONSES):
         return b""
     if body:
         try:
             return (msgspec.json.decode(body, type=_Continues).previous_response_id or "").encode()
         except (msgspec.DecodeError, UnicodeError):
-            return b""  # the replica says what is wrong
+            return b""  # the replica replies with the error
     return path.removeprefix(RESPONSES).strip("/").partition("/")[0].encode()
 
 
-def _named(asked: Asked) -> tuple[bytes, bytes]:
+def _named(asked: RoutedRequest) -> tuple[bytes, bytes]:
     return REPLICA, str(getattr(asked.replica, "unique_id", "-")).encode()
 
 
-def _is_stream(head: Head) -> bool:
+def _is_stream(head: ReplyHead) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers)
 
 

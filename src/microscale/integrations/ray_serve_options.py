@@ -1,6 +1,6 @@
-"""The arguments of a Ray Serve application, read strictly: those of ``microscale serve``, and how many replicas.
+"""The arguments of a Ray Serve application, read strictly: options of ``microscale serve``, and those for replicas.
 
-Imports nothing of Ray, so that a mistake is told before a cluster is asked for anything.
+Imports nothing of Ray, so that a mistake is reported before a cluster is contacted.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from microscale.text.tokenizer import Tokenizer
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 OTHER_NAMES = {"enable_prefix_caching": "prefix_caching"}
-"""Options of ``microscale serve`` that the engine knows by another name."""
+"""Option of ``microscale serve`` → the engine's name for it."""
 TOKENIZER = {"vocabulary", "control_tokens", "split_pattern"}
+LISTS = {"served_model_name", "allowed_host", "allowed_origin", "layer_format"}
+"""Arguments with several values."""
 RANKS = {"nodes", "shard", "sharing"}  # a replica has the ranks of one machine
 NOT_GIVEN = {"drain_s", "offline", "prefix_caching", "speculative"} | TOKENIZER | RANKS
 """Fields of ``EngineConfig`` that are derived and not arguments."""
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
-    """What belongs to the server and to Ray; the rest are the engine's options and the limits."""
+    """Arguments for the server and for Ray; the others are the engine's options and the request limits."""
 
     served_model_name: tuple[str, ...] = ()
     api_key_file: str | None = None
-    """Read on every machine that runs a replica. Keys themselves are not taken: Ray shows arguments to whoever asks."""
+    """Read on every machine with a replica. Keys themselves are not accepted, since Ray shows arguments to everyone."""
     allow_without_key: bool = False
-    """Answer calls from other machines although there are no keys."""
+    """Answer other machines although there are no keys."""
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
     strict_requests: bool = False
@@ -50,29 +52,29 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: Annotated[float, Meta(ge=0.0)] = 30.0
     min_replicas: Count = 1
     max_replicas: Count | None = None
-    """As many as ``min_replicas`` without: then nothing is scaled."""
+    """Default: ``min_replicas``, which turns autoscaling off."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] | None = None
-    """Of one replica, which scaling aims at; three quarters of ``max_num_seqs`` without."""
+    """Open requests per replica that autoscaling aims at. Default: 3/4 of ``max_num_seqs``."""
     max_ongoing_requests: Count | None = None
-    """Most that one replica is sent at a time; the others wait. Twice ``max_num_seqs`` without."""
+    """Maximum per replica; further requests wait. Default: twice ``max_num_seqs``."""
     front_replicas: Count = 1
     """Processes that read requests and route them."""
     messages_per_front: Annotated[float, Meta(gt=0.0)] = 500.0
-    """A second, of all streams: replicas send tokens together so that a front keeps up. One takes 1.3 ms of a core."""
+    """Per second. Replicas batch tokens to stay below it: a message takes 1.3 ms of a front's core."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 1.0
     num_gpus: Annotated[float, Meta(ge=0.0)] | None = None
-    """Of one replica; without it one for each rank, and none where ``device`` is cpu."""
+    """Per replica. Default: one for each rank, none on a CPU."""
     health_check_period_s: Annotated[float, Meta(gt=0.0)] = 1.0
-    """Three in a row that fail, and a replica is replaced."""
+    """A replica is replaced after three failures in a row."""
     routing: Literal["prefix", "load"] = "prefix"
-    """By shared prefix and load, or as Ray does by itself."""
+    """By shared prefix and load, or as Ray does by default."""
     routing_table_entries: Annotated[int, Meta(ge=1)] = MAX_ENTRIES
     routing_kib_per_request: Annotated[float, Meta(gt=0.0)] = KIB_PER_REQUEST
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Arguments that were read. Plain data: it travels to the replicas."""
+    """The arguments as plain data, which is sent to the replicas."""
 
     deployed: Deployed
     engine: EngineConfig
@@ -97,7 +99,7 @@ class RayOptions:
 
     @property
     def messages_per_s(self) -> float:
-        """That one replica may send when all are busy."""
+        """Messages that one replica may send while all are busy."""
         return self.deployed.messages_per_front * self.deployed.front_replicas / self.max_replicas
 
     @property
@@ -107,7 +109,7 @@ class RayOptions:
         return read_keys([], None if file is None else Path(file))
 
     def serve_options(self) -> ServeOptions:
-        """What a server of this machine would be started with."""
+        """The options of a server on this machine."""
         keys, given, model = self.keys, self.deployed, self.engine.model
         offline = settings.load().offline
         is_dummy = LoadFormat(self.engine.load_format) is LoadFormat.DUMMY
@@ -127,14 +129,14 @@ class RayOptions:
 
 
 def _tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id; a preset's random weights have one of bytes."""
+    """The tokenizer of a folder or a hub id; random weights of a preset use the byte tokenizer."""
     if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
     return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
 
 
 def read_options(arguments: Mapping[str, Any]) -> RayOptions:
-    """Arguments as Ray hands them to an app builder. What is unknown or wrong is refused, by name."""
+    """Read the arguments that Ray passes to an app builder. Unknown or wrong ones are refused by name."""
     engine_names = set(EngineConfig.__struct_fields__) - NOT_GIVEN
     limit_names = {field.name for field in fields(RequestLimits)}
     own_names = set(Deployed.__struct_fields__)
@@ -162,10 +164,7 @@ def _drafts(arguments: Mapping[str, Any]) -> SpeculativeConfig | None:
 
 def _converted(given: Mapping[str, Any], kind: type[T]) -> T:
     try:
-        # One name where several may be given, as YAML's writers do.
+        # YAML files often have one name where several are allowed.
         return msgspec.convert({n: [v] if n in LISTS and isinstance(v, str) else v for n, v in given.items()}, kind)
     except msgspec.ValidationError as error:
         raise BadSetting(f"An argument of the application is wrong: {error}.") from None
-
-
-LISTS = {"served_model_name", "allowed_host", "allowed_origin", "layer_format"}

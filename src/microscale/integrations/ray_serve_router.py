@@ -1,4 +1,4 @@
-"""Ray's request router with our policy: by shared prefix and load. One lives in every process that routes.
+"""Ray's request router with our policy, by shared prefix and load. There is one in every process that routes.
 
 Ray calls the API of request routers alpha. ``tests/ray`` runs against the version that is locked.
 """
@@ -11,24 +11,24 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from microscale.integrations.prefix_routing import PrefixPolicy
-from microscale.integrations.ray_serve_request import Asked
+from microscale.integrations.ray_serve_request import RoutedRequest
 
 
 class PrefixRouter(RequestRouter):
-    """Replicas get numbers for the policy; a number is given again when its replica is gone."""
+    """Replicas get numbers for the policy; the number of a replica that has ended is reused."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._policy = PrefixPolicy(**kwargs)
         self._numbers: dict[ReplicaID, int] = {}
         self._open: dict[int, int] = {}
-        """Requests that this router has sent and that have not ended, by number."""
+        """Open requests of this router, by the replica's number."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         asked = _asked(pending_request)
         if pending_request is not None:
-            # All of them are tried in one round; the next round may wait.
+            # One round tries all replicas; Ray waits before the next.
             pending_request.routing_context.should_backoff = True
         by_number = {self._numbers[r.replica_id]: r for r in candidate_replicas if r.replica_id in self._numbers}
         loads = {number: self._load(number, replica) for number, replica in by_number.items()}
@@ -38,7 +38,7 @@ class PrefixRouter(RequestRouter):
         return [[replica] for replica in order]
 
     def _load(self, number: int, replica: RunningReplica) -> int:
-        """Open requests: ours, or all of them where the replica has told lately."""
+        """Open requests: this router's, or all that the replica has reported lately."""
         return max(self._open.get(number, 0), self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -79,8 +79,8 @@ class PrefixRouter(RequestRouter):
             self._policy.forget(number)
 
 
-def _asked(pending: PendingRequest | None) -> Asked | None:
+def _asked(pending: PendingRequest | None) -> RoutedRequest | None:
     if pending is None or not pending.args:
         return None
     first = pending.args[0]
-    return first if isinstance(first, Asked) else None
+    return first if isinstance(first, RoutedRequest) else None

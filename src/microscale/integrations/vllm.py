@@ -1,7 +1,7 @@
 """The entry point of the vLLM plug-in (group ``vllm.general_plugins``): whether to take part at all.
 
-vLLM calls ``register`` in each of its processes. Only when everything stands is ``vllm_experts`` imported, which builds
-on vLLM's own classes; whatever goes wrong, vLLM is left as it was, and one warning says why.
+vLLM calls ``register`` in each of its processes. Only if all checks pass is ``vllm_experts`` imported, which builds on
+vLLM's own classes. Whatever goes wrong, vLLM stays as it was, and one warning says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from microscale import settings
 from microscale.errors import MicroscaleError, Unsupported
 
 FIRST, LAST = (0, 26), (0, 32)
-"""The versions of vLLM whose seam was read and tried."""
+"""The versions of vLLM that the plug-in was tested with."""
 EXPERTS = "microscale.integrations.vllm_experts"
 
 # Below vLLM's own logger, whose handlers print it among vLLM's lines.
@@ -22,7 +22,7 @@ logger = logging.getLogger("vllm.microscale")
 
 
 def register() -> None:
-    """Let Microscale run vLLM's MXFP4 and MXFP8 experts, or leave vLLM as it is and say why. May be called again."""
+    """Let Microscale run vLLM's MXFP4 and MXFP8 experts, or log why not. May be called again."""
     try:
         if not settings.load().vllm:
             logger.info("MICROSCALE_VLLM=off: Microscale leaves vLLM's experts alone.")
@@ -36,7 +36,7 @@ def register() -> None:
 
 
 def _check_version(version: str) -> None:
-    """Refuse a version outside the range: the seam is not an interface that vLLM promises to keep."""
+    """Refuse a version outside the range: vLLM does not promise to keep the interface that we use."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not FIRST <= (int(found[1]), int(found[2])) <= LAST:
         first, last = (".".join(map(str, end)) for end in (FIRST, LAST))

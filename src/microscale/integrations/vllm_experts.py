@@ -5,9 +5,9 @@ configs with one answer changed: for an expert layer that the oracle can decide,
 parameters and with them vLLM's loader and sharding, packs once they are filled, and runs the ``moe`` op.
 
     vLLM                                           here
-    RoutedExperts.__init__ → get_quant_method      asked → decided: a plan, or a reason and vLLM's own method
+    RoutedExperts.__init__ → get_quant_method      spec_of → decided: a plan, or a reason and vLLM's own method
                            → create_weights        vLLM's own, the width rounded up to a block with zeros
-    loader → process_weights_after_loading         the bytes as BlockScaled → Ops.moe, vLLM's copies let go
+    loader → process_weights_after_loading         the bytes as BlockScaled → Ops.moe, vLLM's copies freed
     MoERunner → router → apply                     expert ids of this rank → the bound op
     MoERunner → all-reduce, combine                vLLM's own
 
@@ -56,21 +56,21 @@ GATES = {
 """Format → vLLM's activation → our gate, as that format's checkpoints arrange its rows. The constants of ``swigluoai``
 are fixed in vLLM too."""
 DISPATCHES = ("allgather_reducescatter", "naive")
-"""Ways of vLLM to bring tokens to the ranks of their experts that leave the experts themselves to the method."""
+"""vLLM's ways to bring tokens to the ranks of their experts that leave the expert layer to the method."""
 CPU_ROUTER = "vllm.model_executor.layers.fused_moe.router.cpu_router"
 WEIGHTS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale", "w13_bias", "w2_bias")
 
 
 def register() -> None:
-    """Put our configs in the place of vLLM's, under the same names: vLLM's loaders branch on them."""
+    """Replace vLLM's configs by ours under the same names: vLLM's loaders branch on them."""
     if not (current_platform.is_cuda() or current_platform.is_cpu()):
         raise Unsupported(f"it has kernels for NVIDIA GPUs, and vLLM runs on {current_platform.device_name}.")
     register_quantization_config("gpt_oss_mxfp4")(MicroscaleMxfp4Config)
     register_quantization_config("modelopt_mxfp8")(MicroscaleMxfp8Config)
 
 
-def asked(layer: RoutedExperts, fmt: BlockFormat) -> MoeSpec:
-    """What vLLM wants of one expert layer on this rank, as our spec; ``Unsupported`` with what we do not do."""
+def spec_of(layer: RoutedExperts, fmt: BlockFormat) -> MoeSpec:
+    """The spec of one of vLLM's expert layers on this rank, or ``Unsupported`` with the reason."""
     moe, parallel = layer.moe_config, layer.moe_config.moe_parallel_config
     activation, gates = moe.activation.value, GATES[fmt]
     if activation not in gates:
@@ -124,7 +124,7 @@ def decided(spec: MoeSpec) -> tuple[Gpu, Plan]:
 
 
 def plan_for(spec: MoeSpec, gpu: Gpu) -> Plan:
-    """The oracle's decisions; ``Unsupported`` where one is not a kernel that a graph can hold."""
+    """The oracle's decisions. Raises ``Unsupported`` where one is not a kernel that a graph can hold."""
     plan = Plan()
     plan.add(decide_use(Use("moe", LAYER, spec), Setup(gpu, spec.activations)))
     for decision in plan.of("moe", LAYER):
@@ -135,7 +135,7 @@ def plan_for(spec: MoeSpec, gpu: Gpu) -> Plan:
 
 
 def _text(plan: Plan) -> str:
-    """Who runs how many tokens, and why the others do not."""
+    """Which implementation runs how many tokens, and why the others do not."""
     return "\n".join((plan.table(), *_reasons(plan)))
 
 
@@ -146,19 +146,19 @@ def _reasons(plan: Plan) -> Iterator[str]:
 
 
 @cache
-def _step_aside(reason: str) -> None:
-    """Say it once, not for every layer."""
+def _leave_to_vllm(reason: str) -> None:
+    """Logged once, not for every layer."""
     logger.warning("Microscale leaves these experts to vLLM: %s", reason)
 
 
 def _can_run(layer: torch.nn.Module, fmt: BlockFormat) -> bool:
-    """Whether ours is the method for this layer; a reason against it is logged."""
+    """Whether our method can run this layer; if not, the reason is logged."""
     if not isinstance(layer, RoutedExperts):
         return False
     try:
-        decided(asked(layer, fmt))
+        decided(spec_of(layer, fmt))
     except Exception as error:
-        _step_aside(str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}")
+        _leave_to_vllm(str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}")
         return False
     return True
 
@@ -180,19 +180,19 @@ class MicroscaleMxfp8Config(ModelOptMxFp8Config):
 
 
 class _Experts(FusedMoEMethodBase):
-    """What both formats share. Beside it stands the vLLM method that makes the parameters."""
+    """What both formats share. Subclasses also inherit the vLLM method that creates the parameters."""
 
     format: BlockFormat
 
     def __init__(self, layer: RoutedExperts) -> None:
-        # Not the sibling's: it would ask vLLM's own oracle, which may have nothing for this GPU.
+        # Not the other base class's: it would ask vLLM's own oracle, which may have nothing for this GPU.
         FusedMoEMethodBase.__init__(self, layer.moe_config)
-        self._spec = asked(layer, self.format)
+        self._spec = spec_of(layer, self.format)
         self._gpu, self._plan = decided(self._spec)
         self._moe: Moe | None = None
         self._instead: Tensor | None = None
 
-    # The sibling answers these by vLLM's backend, which was never chosen.
+    # The other base class derives these from vLLM's backend, which was never chosen.
     is_monolithic = property(lambda self: False)
     skip_forward_padding = property(lambda self: False)
     has_unpadded_output = property(lambda self: False)
@@ -205,20 +205,20 @@ class _Experts(FusedMoEMethodBase):
         """Only vLLM's own kernels have one."""
 
     def maybe_make_prepare_finalize(self, *unused: Any, **also_unused: Any) -> None:
-        """Before 0.27: no kernel that wants tokens prepared; vLLM's own dispatch goes before ``apply``."""
+        """Before 0.27: our kernels need no prepared tokens, since vLLM dispatches before ``apply``."""
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         if layer.w13_weight.numel() == 0:  # bound before; vLLM may call twice
             return
         begun = time.perf_counter()
-        self._instead = stand_ins(layer)  # not in apply: nothing new is made while a graph is captured
+        self._instead = stand_ins(layer)  # not in apply: nothing may be allocated while a graph is captured
         ops = Ops(self._gpu, self._spec.activations, Preference(), plan=self._plan)
         self._moe = ops.moe(weights_of(layer, self.format), self._spec.top_k, self._spec.gate)
         for name in WEIGHTS:
             held = getattr(layer, name, None)
             if held is not None:
                 layer.register_parameter(name, torch.nn.Parameter(held.new_empty(0), requires_grad=False))
-        # Packing ends with a wait for what it found, so this is the device's time too.
+        # Packing ends with a synchronisation, so this includes the device's time.
         logger.debug("Microscale packed an expert layer in %.0f ms.", 1e3 * (time.perf_counter() - begun))
 
     def apply(
@@ -230,7 +230,7 @@ class _Experts(FusedMoEMethodBase):
         shared_experts: Any = None,
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
-        """The routed experts of this rank; shared experts run beside, by vLLM."""
+        """The routed experts of this rank. vLLM runs the shared experts itself."""
         if self._moe is None or self._instead is None:
             raise Unsupported("vLLM runs a layer whose weights it has not loaded.")
         finish_warming(self._spec)
@@ -241,7 +241,7 @@ class _Experts(FusedMoEMethodBase):
 class MicroscaleMxfp4Method(_Experts, GptOssMxfp4MoEMethod):
     format = MXFP4
     weight_dtype = "gpt_oss_mxfp4"
-    """vLLM's loader of gpt-oss reads it."""
+    """Read by vLLM's loader of gpt-oss."""
 
 
 class MicroscaleMxfp8Method(_Experts, ModelOptMxFp8FusedMoE):
@@ -269,14 +269,14 @@ def weights_of(layer: RoutedExperts, fmt: BlockFormat) -> MoeWeights:
 
 
 def spare_experts(layer: RoutedExperts) -> int:
-    """Experts of zeros that stand in for those of other ranks: a token may name an expert once, so one for each of the
-    experts that it uses."""
+    """The number of zero experts that replace those of other ranks: one for each expert of a token, since a token may
+    name an expert only once."""
     # Not layer.expert_map: it asks the method, which is still being chosen.
     return int(layer.moe_config.experts_per_token) if layer.expert_map_manager.expert_map is not None else 0
 
 
 def stand_ins(layer: RoutedExperts) -> Tensor:
-    """The experts of this rank that take the place of those that are not here, one for each slot of a token."""
+    """Ids of this rank's experts that replace those of other ranks, one for each slot of a token."""
     first = layer.moe_config.num_local_experts if spare_experts(layer) else 0
     slots = torch.arange(layer.moe_config.experts_per_token, dtype=torch.int32, device=layer.w13_weight.device)
     return slots + first
@@ -285,8 +285,8 @@ def stand_ins(layer: RoutedExperts) -> Tensor:
 def local_routing(routing: Routing, instead: Tensor, expert_map: Tensor | None) -> Routing:
     """The routing over this rank's experts. Kernels read the weights of every id, and each id of a row once.
 
-    vLLM marks rows that only fill up a graph by ids of -1: they go to ``instead`` and what comes out of them is thrown
-    away. What goes to another rank's experts goes there too, where these are spare ones, with weight 0.
+    vLLM marks the padding rows of a graph with ids of -1: they go to ``instead``, and their results are dropped. Ids of
+    another rank's experts go there too, to spare experts and with weight 0.
     """
     ids, weights = routing.expert_ids, routing.weights
     if expert_map is None:

@@ -19,11 +19,11 @@ _begun: dict[MoeSpec, Warming] = {}
 
 
 def start_warming(spec: MoeSpec, gpu: Gpu, max_tokens: int) -> None:
-    """Begin to make ready what the layer may start in steps of up to ``max_tokens``."""
+    """Start compiling the kernels that the layer may launch in steps of up to ``max_tokens``."""
     device = torch.cuda.current_device()
 
     def record() -> Mapping[Kernel, Launch]:
-        torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
+        torch.cuda.set_device(device)  # the current device is per thread, and kernels are loaded to it
         return record_moe(spec, gpu, token_counts(max_tokens))
 
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
@@ -32,7 +32,7 @@ def start_warming(spec: MoeSpec, gpu: Gpu, max_tokens: int) -> None:
 
 
 def finish_warming(spec: MoeSpec) -> None:
-    """Wait for it, the first time; where nothing was begun there is nothing to wait for."""
+    """Wait for the compilation, the first time."""
     warming = _begun.pop(spec, None)
     if warming is not None:
         warming.finish()

@@ -25,11 +25,11 @@ from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.anthropic.handler import count_tokens, messages
 from microscale.server.host import Host
 from microscale.server.http.auth import AllowedHosts, ApiKeys
-from microscale.server.http.body import read_body
 from microscale.server.http.connection import owner_of
 from microscale.server.http.cors import Cors
-from microscale.server.http.error_replies import code_of, error_headers, error_json, reply_json, status_of
+from microscale.server.http.error_replies import code_of, error_reply, reply_json
 from microscale.server.http.exchange import Exchange, Record
+from microscale.server.http.read_body import read_body
 from microscale.server.http.request_id import RequestIds, request_id_of
 from microscale.server.monitoring.routes import add_monitoring
 from microscale.server.openai.chat.handler import chat
@@ -106,7 +106,8 @@ class RunningReply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record.owner = owner_of(scope)
         self._record.client_id = request_id_of(scope)
-        exchange = Exchange(scope, send, self._host.limits, self._record)
+        kind = anthropic_errors.AnthropicExchange if self._record.route.startswith(anthropic_errors.ROUTE) else Exchange
+        exchange = kind(scope, send, self._host.limits, self._record)
         self._host.num_open += 1
         work = asyncio.create_task(self._run(exchange))
         gone = asyncio.create_task(_wait_disconnected(receive))
@@ -151,10 +152,9 @@ async def _wait_disconnected(receive: Receive) -> None:
 
 def error_response(error: MicroscaleError, scope: Scope) -> Response:
     """The reply for an error that was raised on purpose."""
-    if anthropic_errors.speaks_anthropic(scope):
-        body, status, headers = anthropic_errors.error_reply(error, request_id_of(scope))
-        return Response(body, status, headers, "application/json")
-    return Response(error_json(error), status_of(error).status, error_headers(error), "application/json")
+    is_anthropic = anthropic_errors.speaks_anthropic(scope)
+    reply = anthropic_errors.error_reply(error, request_id_of(scope)) if is_anthropic else error_reply(error)
+    return Response(*reply, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -1,8 +1,8 @@
-"""Every error of the server: its class and its text, all in one place.
+"""Every error of the server in one place: its text, and its status where that is not 400.
 
-How an error is sent (status, headers, JSON) is decided in ``http/error_replies.py``, and in
-``anthropic/error_replies.py`` for Anthropic's clients. Why a particular field or value is not supported is written next
-to that field, in the ``ONLY`` tables of the request models (``requests/fields.py`` and each API's request module).
+The engine's errors get their status in ``http/error_replies.py``, which also makes the JSON;
+``anthropic/error_replies.py`` does that for Anthropic's clients. Why a field or a value is not supported is written
+next to that field, in the ``ONLY`` tables of the request models (``requests/fields.py`` and each API's request module).
 """
 
 from __future__ import annotations
@@ -24,51 +24,20 @@ class BadField(BadRequest):
         """OpenAI's code, where it has one for this error."""
 
 
-class ModelNotFound(MicroscaleError):
-    """The request names a model that this server does not serve."""
+class RequestError(MicroscaleError):
+    """An error with an HTTP status of its own. ``kind`` and ``code`` are OpenAI's ``type`` and ``code``."""
+
+    def __init__(
+        self, message: str, status: int, code: str, param: str | None = None, kind: str = "invalid_request_error"
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.kind = kind
 
 
-class ResponseNotFound(MicroscaleError):
-    """The request names a response that is not stored."""
-
-
-class ItemNotFound(MicroscaleError):
-    """The request refers to an item that is not stored."""
-
-    param = "input"
-
-
-class PreviousResponseNotFound(MicroscaleError):
-    """The request continues a response that is not stored."""
-
-    param = "previous_response_id"
-
-
-class Unauthorized(MicroscaleError):
-    """The API key is missing or wrong."""
-
-
-class HostNotAllowed(MicroscaleError):
-    """The request's Host header names a host that this server does not answer to."""
-
-
-class BodyTooLarge(MicroscaleError):
-    """The body is longer than the limit."""
-
-
-class BodyTimeout(MicroscaleError):
-    """The body did not arrive in time."""
-
-
-class NotJson(MicroscaleError):
-    """The Content-Type header does not say JSON."""
-
-
-class UnknownEncoding(MicroscaleError):
-    """The body's Content-Encoding is not supported."""
-
-
-class SlowReader(MicroscaleError):
+class SlowReader(RequestError):
     """The client reads too slowly; its connection is closed."""
 
 
@@ -92,43 +61,60 @@ def failed_in_engine() -> BadLogits:
 
 
 def slow_reader(num_tokens: int) -> SlowReader:
-    return SlowReader(f"The client is {num_tokens} tokens behind.")
+    return SlowReader(f"The client is {num_tokens} tokens behind.", 408, "slow_reader")
 
 
-def api_key_missing() -> Unauthorized:
-    return Unauthorized(
-        "The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+def api_key_missing() -> RequestError:
+    return RequestError(
+        "The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+        401,
+        "invalid_api_key",
+        kind="authentication_error",
     )
 
 
-def host_not_allowed(name: str) -> HostNotAllowed:
-    return HostNotAllowed(
+def host_not_allowed(name: str) -> RequestError:
+    return not_allowed(
         f"Without API keys, this server answers only to localhost on this machine, not to {name[:64]!r}. "
         "Allow that name with --allowed-host."
     )
 
 
-def model_not_found(name: str, served: Sequence[str]) -> ModelNotFound:
-    return ModelNotFound(f"The model {name[:200]!r} is not served here. Available: {', '.join(served)}.")
+def keyless_from_elsewhere() -> RequestError:
+    return not_allowed(
+        "Without API keys, this server answers only requests from its own machine. Give the application api_key_file, "
+        "or set allow_without_key."
+    )
+
+
+def not_allowed(message: str) -> RequestError:
+    return RequestError(message, 403, "host_not_allowed", kind="permission_error")
+
+
+def model_not_found(name: str, served: Sequence[str]) -> RequestError:
+    return RequestError(
+        f"The model {name[:200]!r} is not served here. Available: {', '.join(served)}.", 404, "model_not_found"
+    )
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def not_json() -> NotJson:
-    return NotJson("Send the body as JSON with the header 'Content-Type: application/json'.")
+def not_json() -> RequestError:
+    return RequestError("Send the body as JSON with the header 'Content-Type: application/json'.", 415, "not_json")
 
 
-def unknown_encoding(encoding: str) -> UnknownEncoding:
-    return UnknownEncoding(f"Content-Encoding {encoding[:32]!r} is not supported; use gzip or none.")
+def unknown_encoding(encoding: str) -> RequestError:
+    text = f"Content-Encoding {encoding[:32]!r} is not supported; use gzip or none."
+    return RequestError(text, 415, "unknown_encoding")
 
 
-def body_timeout(limit_s: float) -> BodyTimeout:
-    return BodyTimeout(f"The body did not arrive within {limit_s:g} s.")
+def body_timeout(limit_s: float) -> RequestError:
+    return RequestError(f"The body did not arrive within {limit_s:g} s.", 408, "body_timeout")
 
 
-def body_too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body has more than {limit} bytes, which is the maximum.")
+def body_too_large(limit: int) -> RequestError:
+    return RequestError(f"The body has more than {limit} bytes, which is the maximum.", 413, "body_too_large")
 
 
 def bad_gzip(reason: str) -> BadField:
@@ -191,6 +177,10 @@ def context_length_exceeded(num_tokens: int, limit: int) -> BadField:
 def anthropic_context_length_exceeded(num_tokens: int, limit: int) -> BadField:
     # Claude Code recognises these exact words, and shortens the conversation.
     return BadField(f"prompt is too long: {num_tokens} tokens > {limit} maximum", "messages", "context_length_exceeded")
+
+
+def token_not_in_vocabulary(token: int, size: int) -> BadField:
+    return BadField(f"tokens: {token} is not in the vocabulary, which has {size} tokens.", "tokens")
 
 
 def min_tokens_above_max(least: int, most: int) -> BadField:
@@ -270,19 +260,27 @@ def grammar_worker_failed(reason: str = "") -> MicroscaleError:
 # ---- stored responses ------------------------------------------------------------------------------------------------
 
 
-def response_not_found(response_id: str) -> ResponseNotFound:
-    return ResponseNotFound(f"The response {response_id[:64]!r} is not stored, or no longer.")
+def response_not_found(response_id: str) -> RequestError:
+    return RequestError(f"The response {response_id[:64]!r} is not stored, or no longer.", 404, "response_not_found")
 
 
-def item_not_found(item_id: str) -> ItemNotFound:
-    return ItemNotFound(
+def previous_response_not_found(reason: RequestError) -> RequestError:
+    param = "previous_response_id"
+    return RequestError(f"{param}: {reason}", 404, "previous_response_not_found", param)
+
+
+def item_not_found(item_id: str) -> RequestError:
+    return RequestError(
         f"The item {item_id[:64]!r} is not stored, or no longer. Items are stored with their response, unless the "
-        "request has 'store: false'."
+        "request has 'store: false'.",
+        404,
+        "item_not_found",
+        "input",
     )
 
 
-def item_not_in_response(item_id: str) -> ItemNotFound:
-    return ItemNotFound(f"after: the response has no input item {item_id[:64]!r}.")
+def item_not_in_response(item_id: str) -> RequestError:
+    return RequestError(f"after: the response has no input item {item_id[:64]!r}.", 404, "item_not_found", "input")
 
 
 def stored_response_not_streamed(param: str, code: str) -> BadField:

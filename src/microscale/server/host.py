@@ -12,13 +12,13 @@ from typing import TypeVar
 from microscale.engine.client.client import EngineClient
 from microscale.errors import MicroscaleError
 from microscale.server import errors
-from microscale.server.http.exchange import Exchange
+from microscale.server.http.exchange import Exchange, Record
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
 from microscale.server.options import RequestLimits
-from microscale.server.requests.body import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
+from microscale.server.requests.base import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
 from microscale.server.requests.parsing import parse
-from microscale.server.structured.check import GrammarChecker
+from microscale.server.structured.grammar_checker import GrammarChecker
 from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer
 
@@ -63,6 +63,11 @@ class Host:
     def max_model_len(self) -> int:
         return self.engine.ready.max_model_len
 
+    def finished(self, record: Record, reason: str) -> None:
+        """Note why a choice ended, for the log and the metrics."""
+        record.finishes.append(reason)
+        self.metrics.finished(reason)
+
     def check_open(self) -> None:
         if self.closing is not None:
             # A new error each time: one that is raised twice would collect both tracebacks.
@@ -79,13 +84,13 @@ class Host:
     async def read_request(self, kind: type[B], body: bytes, exchange: Exchange) -> B:
         """Parse a request. Ignored keys are logged, and named in the reply."""
         request, ignored = await self.off_loop(len(body), lambda: parse(kind, body, strict=self.strict_requests))
-        self.report_ignored(ignored, exchange)
+        exchange.headers |= self.ignored_headers(ignored)
         return request
 
-    def report_ignored(self, ignored: Sequence[Ignored], exchange: Exchange) -> None:
-        if ignored:
-            self.ignored.log(ignored)
-            exchange.headers[IGNORED_HEADER] = ignored_header(ignored)
+    def ignored_headers(self, ignored: Sequence[Ignored]) -> dict[str, str]:
+        """The header that names ignored keys. Each is logged once."""
+        self.ignored.log(ignored)
+        return {IGNORED_HEADER: ignored_header(ignored)} if ignored else {}
 
     async def off_loop(self, num_bytes: int, work: Callable[[], T]) -> T:
         """Do work that takes time in proportion to ``num_bytes`` of text, without blocking the event loop."""

@@ -29,7 +29,7 @@ from microscale.server.host import Host
 from microscale.server.http.connection import bounded_protocol
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.options import ServeOptions
-from microscale.server.structured.check import GrammarChecker
+from microscale.server.structured.grammar_checker import GrammarChecker
 from microscale.text.formats import chat_format_for, self_test
 
 log = logging.getLogger(__name__)

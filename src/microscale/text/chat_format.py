@@ -8,11 +8,12 @@ uses only this class and never asks which format it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Self
 
 from microscale.text.conversation import Message, Rendered, RenderOptions
-from microscale.text.events import Event, Flaw, Kind
+from microscale.text.detokenize import Detokenizer
+from microscale.text.events import Begin, Event, Flaw, Flawed, Header, TextKind
 from microscale.text.grammar import Form, Turn, alone
 from microscale.text.tokenizer import Tokenizer
 
@@ -20,38 +21,83 @@ from microscale.text.tokenizer import Tokenizer
 class OutputParser(ABC):
     """Parses one output. Feed it every token that the model produced, including the stop token, then call ``finish``.
 
-    It never raises: malformed output keeps its text and is reported as a ``Flaw``.
+    It never raises: malformed output keeps its text and is reported as a ``Flaw``. A format's parser adds the events of
+    text (``_add``), of control tokens (``_control``), and of what is still open at the end (``_end_output``).
     """
 
-    is_control: Callable[[int], bool]
-    """Whether a token is a control token, which has no visible text."""
-    flaws: list[Flaw]
-    """Each kind once, in order of first appearance."""
+    def __init__(self, tokenizer: Tokenizer, tools: Collection[str] | None) -> None:
+        """``tools``: functions that may be called; ``None`` means all."""
+        self.is_control = tokenizer.is_control
+        """Whether a token is a control token, which has no visible text."""
+        self.flaws: list[Flaw] = []
+        """Each kind once, in order of first appearance."""
+        self._tools = None if tools is None else frozenset(tools)
+        self._token_bytes = tokenizer.token_bytes
+        self._detokenizer = Detokenizer(tokenizer)
+        self._events: list[Event] = []
+        self._num_calls = 0
+        self._has_content = False
 
-    @abstractmethod
     def feed(self, token: int) -> list[Event]:
-        """What this token adds."""
+        """What this token adds. A token of a header, or part of a character, adds nothing yet."""
+        self._events = []
+        if self.is_control(token):
+            self._add(self._detokenizer.flush())
+            self._control(token)
+        else:
+            text = self._detokenizer.feed(token)
+            if text:
+                self._add(text)
+            elif not self._token_bytes(token):
+                self._flag(Flaw.STRAY_TOKEN)
+        return self._events
 
     @abstractmethod
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         """The fast path, for a token that only adds text outside of calls. For any other: ``None``, and no change.
 
         Nearly all tokens take it.
         """
 
-    @abstractmethod
     def finish(self) -> list[Event]:
         """The remaining events; no token follows."""
+        self._events = []
+        self._add(self._detokenizer.flush())
+        self._end_output()
+        if not self._has_content and not self._num_calls:
+            self._flag(Flaw.NO_CONTENT)
+        return self._events
 
     @property
     @abstractmethod
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         """The kind of the message that the last token was in; ``None`` in a header and between messages."""
+
+    @abstractmethod
+    def _add(self, text: str) -> None:
+        """Add text between control tokens; it may be empty."""
+
+    @abstractmethod
+    def _control(self, token: int) -> None: ...
+
+    @abstractmethod
+    def _end_output(self) -> None: ...
+
+    def _begin_call(self, function: str, header: Header) -> None:
+        self._events.append(Begin(TextKind.CALL, header, function, self._num_calls))
+        self._num_calls += 1
+
+    def _flag(self, flaw: Flaw, text: str = "") -> None:
+        if flaw not in self.flaws:
+            self.flaws.append(flaw)
+        self._events.append(Flawed(flaw, text))
 
 
 class ChatFormat(ABC):
     """The chat format of one checkpoint. Creating it may take a second: create it once and keep it."""
 
+    MARK: ClassVar[str]
+    """A control token that no other format has."""
     CONTROL: ClassVar[tuple[str, ...]]
     """Names of its control tokens, in the order of the byte tokenizer's ids."""
     ANSWER_END: ClassVar[str]
@@ -70,9 +116,8 @@ class ChatFormat(ABC):
         self.call_end = tokenizer.control[self.CALL_END]
 
     @classmethod
-    @abstractmethod
     def fits(cls, tokenizer: Tokenizer) -> bool:
-        """Whether the tokenizer has this format's control tokens."""
+        return cls.MARK in tokenizer.control
 
     @classmethod
     @abstractmethod

@@ -57,7 +57,7 @@ class Header:
     """The text of the header, without its control tokens."""
 
 
-class Kind(StrEnum):
+class TextKind(StrEnum):
     """What a message is to the client."""
 
     REASONING = "reasoning"
@@ -70,7 +70,7 @@ class Kind(StrEnum):
 class Begin:
     """A message begins. A call has a ``function`` and a ``call_idx`` (from 0, in order)."""
 
-    kind: Kind
+    kind: TextKind
     header: Header
     function: str | None = None
     call_idx: int | None = None
@@ -80,7 +80,7 @@ class Begin:
 class Text:
     """More text of the message that began last."""
 
-    kind: Kind
+    kind: TextKind
     text: str
 
 
@@ -88,7 +88,7 @@ class Text:
 class End:
     """The message ends; it is ``complete`` unless the output was cut inside it."""
 
-    kind: Kind
+    kind: TextKind
     complete: bool
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.events import Begin, End, Event, Flaw, Kind, Text
+from microscale.text.events import Begin, End, Event, Flaw, Text, TextKind
 from microscale.text.stop import StopStrings
 from microscale.text.tokenizer import Tokenizer
 
@@ -73,12 +73,12 @@ class ChatOutput:
         self._is_control = parser.is_control
         self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
-        self._seen: set[Kind] = set()
-        self._breaks: set[Kind] = set()
+        self._seen: set[TextKind] = set()
+        self._breaks: set[TextKind] = set()
         self._call_idx = -1
         self._is_over = False
         """The only allowed call has ended."""
-        self.kinds: list[Kind | None] | None = None
+        self.kinds: list[TextKind | None] | None = None
         """If set to a list, it collects the kind of each token; ``None`` for headers and other control tokens."""
         for token in begun:
             self._parser.feed(token)
@@ -121,7 +121,7 @@ class ChatOutput:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         """The fast path, for a token that shows only its own text. For any other: ``None``, and no change.
 
         Nearly all tokens take it; it saves creating a delta per token.
@@ -149,9 +149,9 @@ class ChatOutput:
     def _sort(self, events: Sequence[Event], parts: _DeltaParts) -> None:
         for event in events:
             if isinstance(event, Text):
-                if event.kind is Kind.CALL:
+                if event.kind is TextKind.CALL:
                     parts.calls.append(CallDelta(self._call_idx, None, event.text))
-                elif event.kind is Kind.REASONING:
+                elif event.kind is TextKind.REASONING:
                     parts.reasoning.append(self._spaced(event) + event.text)
                 else:
                     parts.content.append(self._spaced(event) + self._stops.feed(event.text))
@@ -161,10 +161,10 @@ class ChatOutput:
                     parts.calls.append(CallDelta(self._call_idx, event.function, ""))
                 elif event.kind in self._seen:
                     self._breaks.add(event.kind)
-            elif isinstance(event, End) and event.kind is Kind.CONTENT:
+            elif isinstance(event, End) and event.kind is TextKind.CONTENT:
                 # A stop string does not match across messages.
                 parts.content.append(self._stops.flush())
-            elif isinstance(event, End) and event.kind is Kind.CALL and self._one_call:
+            elif isinstance(event, End) and event.kind is TextKind.CALL and self._one_call:
                 self._is_over = True
                 return
 
@@ -215,12 +215,12 @@ class PlainOutput:
         name = self._shown_name(token)
         return self._detokenizer.feed(token) if name is None else self._detokenizer.flush() + name
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         """See ``ChatOutput.feed_plain``."""
         if self._pending or self._stops.watches:
             return None
         text = self._detokenizer.whole(token)
-        return (Kind.CONTENT, text) if text else None
+        return (TextKind.CONTENT, text) if text else None
 
     def finish(self) -> Delta:
         content = self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
@@ -229,12 +229,19 @@ class PlainOutput:
         return delta
 
 
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Deltas that follow each other, as one."""
+    return Delta(
+        tuple(token for delta in deltas for token in delta.token_ids),
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.content for delta in deltas),
+        _merged([call for delta in deltas for call in delta.calls]),
+    )
+
+
 def _merged(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
     """One delta per call: its pieces are adjacent."""
-    pieces = groupby(calls, key=lambda call: call.call_idx)
-    return tuple(_joined(list(group)) for _, group in pieces)
-
-
-def _joined(pieces: Sequence[CallDelta]) -> CallDelta:
-    first = pieces[0]
-    return CallDelta(first.call_idx, first.function, "".join(piece.arguments for piece in pieces))
+    pieces = [list(group) for _, group in groupby(calls, key=lambda call: call.call_idx)]
+    return tuple(
+        CallDelta(group[0].call_idx, group[0].function, "".join(piece.arguments for piece in group)) for group in pieces
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from microscale.errors import MicroscaleError
 from microscale.server.app import error_response
-from microscale.server.errors import ResponseNotFound
+from microscale.server.errors import RequestError
 from microscale.server.http.auth import AllowedHosts, ApiKeys
 from microscale.server.http.connection import owner_of
 from microscale.server.openai.responses.store import ResponseStore, StoredResponse
@@ -72,7 +72,7 @@ def test_what_one_keeps_is_nothing_to_another() -> None:
     store.put("r", StoredResponse(b"{}", (), 0, "a"), RequestLimits())
     assert store.get("r", "a").reply == b"{}"
     for other in ("b", ""):
-        with pytest.raises(ResponseNotFound):
+        with pytest.raises(RequestError, match=r"The response .* is not stored"):
             store.get("r", other)
         with pytest.raises(MicroscaleError):
             store.delete("r", other)

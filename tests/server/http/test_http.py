@@ -19,9 +19,9 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from microscale.errors import BadSetting
-from microscale.server.errors import BodyTooLarge
-from microscale.server.http.body import unzip
+from microscale.server.errors import RequestError
 from microscale.server.http.cors import Cors
+from microscale.server.http.read_body import unzip
 from microscale.server.options import read_origins
 from support.browser import chromium
 from support.live_server import KEY, MODEL, PAGE, SEEDS, Live, live
@@ -142,7 +142,7 @@ def test_a_body_may_be_gzipped(server: Live) -> None:
 
 def test_unpacking_stops_at_the_bound() -> None:
     assert unzip(gzip.compress(b"x" * 100), 100) == b"x" * 100
-    with pytest.raises(BodyTooLarge):
+    with pytest.raises(RequestError, match="The body has more than"):
         unzip(gzip.compress(b"x" * 101), 100)
 
 

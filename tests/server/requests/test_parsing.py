@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from microscale.server.errors import BadField
 from microscale.server.openai.chat.schema import ChatRequest
 from microscale.server.openai.completions.schema import CompletionRequest
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 from microscale.server.requests.fields import MARKS, ONLY
 from microscale.server.requests.parsing import parse
 

@@ -13,7 +13,7 @@ import pytest
 from microscale.server.errors import BadField
 from microscale.server.openai.chat.schema import ChatRequest
 from microscale.server.openai.completions.schema import CompletionRequest
-from microscale.server.requests.body import IGNORED_HEADER, MAX_NAMED
+from microscale.server.requests.base import IGNORED_HEADER, MAX_NAMED
 from microscale.server.requests.parsing import parse
 from support.live_server import KEY, SEEDS, Live, live
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+
 from msgspec import UNSET
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from microscale import errors
 from microscale.errors import MicroscaleError
 from microscale.server.anthropic.replies import AnthropicErrorReply, ErrorDetails, ErrorInfo
 from microscale.server.http import error_replies as common
 from microscale.server.http.encoding import encode
+from microscale.server.http.exchange import Exchange, Record
+from microscale.server.options import RequestLimits
 
 ROUTE = "/v1/messages"
 VERSION = b"anthropic-version"
@@ -54,3 +58,17 @@ def error_reply(error: MicroscaleError, request_id: str) -> tuple[bytes, int, di
     code = CODES.get(getattr(error, "param", None) or "")
     headers = {**common.error_headers(error), REQUEST_ID: request_id}
     return reply_json(str(error), status, request_id, code), status, headers
+
+
+class AnthropicExchange(Exchange):
+    """Sends errors in Anthropic's shape, and a ``request-id`` with every reply."""
+
+    ERROR_EVENT = b"error"
+
+    def __init__(self, scope: Scope, send: Send, limits: RequestLimits, record: Record) -> None:
+        super().__init__(scope, send, limits, record)
+        record.request_id = f"msg_{secrets.token_hex(12)}"
+        self.headers[REQUEST_ID] = record.client_id
+
+    def error_reply(self, error: MicroscaleError) -> tuple[bytes, int, dict[str, str]]:
+        return error_reply(error, self.record.client_id)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from functools import wraps
-from typing import TypeVar
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from microscale.engine.request import Finish
-from microscale.errors import MicroscaleError
 from microscale.server import errors
-from microscale.server.anthropic import convert
-from microscale.server.anthropic.error_replies import REQUEST_ID, error_reply
+from microscale.server.anthropic import to_chat
 from microscale.server.anthropic.output_blocks import MessageBlocks
 from microscale.server.anthropic.replies import (
     BlockDelta,
@@ -37,29 +30,23 @@ from microscale.server.anthropic.replies import (
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
 from microscale.server.anthropic.tools import eager_tools
-from microscale.server.errors import BadField, SlowReader
+from microscale.server.errors import BadField
+from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
-from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
-from microscale.server.generation.prompt import ChatPrompt, output_of, render
+from microscale.server.generation.engine_requests import num_choices, requests, turn_params
 from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import TextSlot, encode
-from microscale.server.http.error_replies import code_of
 from microscale.server.http.exchange import Exchange, event_bytes
 from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.parsing import parse, refuse_unknown
-from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
-from microscale.text.events import Kind
+from microscale.text.events import TextKind
 from microscale.text.output import ChatOutput, Delta
 
-log = logging.getLogger(__name__)
 PING_S = 5.0
 """How long a stream may be silent while reasoning is hidden or tool input is held back."""
 COMMENT = b":\n\n"
 """Sent for a token that the client does not see; clients skip comments in event streams."""
-Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
-T = TypeVar("T", bound=CountRequest)
 
 
 class Messages:
@@ -72,7 +59,6 @@ class Messages:
         self._record = exchange.record
         self._name = host.check_model(request.model)
         self._blocks = MessageBlocks(display_of(request), eager_tools(request))
-        self._num_thinking = 0
         self._ending = MessageEnding()
         self._sent_s = 0.0
         """When the last event was sent."""
@@ -81,7 +67,7 @@ class Messages:
         try:
             steps = await self._start(num_bytes)
         except BadField as error:
-            raise convert.renamed(error, self._request) from None
+            raise to_chat.renamed(error, self._request) from None
         async with aclosing(steps):
             if self._request.stream:
                 await self._stream(steps)
@@ -93,17 +79,15 @@ class Messages:
 
     async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]:
         host, request = self._host, self._request
-        fields = convert.sampling_fields(request)
+        fields = request.sampling(stop=request.stop_sequences)
         num_choices(fields, 1, host)
         chat, output_format, prompt = await _prompt(host, request, num_bytes)
         room = host.max_model_len - len(prompt.tokens)
         if room < 1:
             raise errors.anthropic_context_length_exceeded(len(prompt.tokens), host.max_model_len - 1)
         self._is_cut_short = request.max_tokens > room
-        grammar = await turn_grammar(host, chat, output_format, fields, prompt.begun)
-        params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
-        params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
-        asked = requests(self._record, fields, [PromptParams(prompt.tokens, params)], 1)
+        params = await turn_params(host, chat, prompt, output_format, fields, max(1, request.max_tokens))
+        asked = requests(self._record, fields, [(prompt.tokens, params)], 1)
         output = output_of(host, prompt, fields.stops)
         self._choice = ChoiceOutput(0, output)
         return generate(host, self._record, asked, [self._choice], self._fast_path())
@@ -111,8 +95,6 @@ class Messages:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _advance(self, step: ChoiceStep) -> Iterator[Event]:
-        if step.delta.reasoning:
-            self._num_thinking += len(step.delta.token_ids)
         if self._request.max_tokens:
             yield from self._blocks.add(step.delta)
         if step.finish is not None:
@@ -129,8 +111,7 @@ class Messages:
             reason = "model_context_window_exceeded" if self._is_cut_short else "max_tokens"
         elif output.num_calls:
             reason, logged = "tool_use", "tool_calls"
-        self._record.finishes.append(logged)
-        self._host.metrics.finished(logged)
+        self._host.finished(self._record, logged)
         flaws = [*flaws_of(self._choice, logged), *self._blocks.flaws]
         return MessageEnding(reason, output.stopped, flaws or UNSET)
 
@@ -140,7 +121,7 @@ class Messages:
             record.prompt_tokens - record.cached_tokens,
             record.cached_tokens,
             record.completion_tokens if self._request.max_tokens else 0,
-            ThinkingTokens(self._num_thinking) if final else UNSET,
+            ThinkingTokens(record.reasoning_tokens) if final else UNSET,
         )
 
     def _message(self, *, final: bool = True) -> MessageReply:
@@ -176,9 +157,8 @@ class Messages:
             return None
         slots: dict[int, TextSlot] = {}
 
-        def event(kind: Kind, text: str) -> bytes:
-            is_thought = kind is Kind.REASONING
-            self._num_thinking += is_thought
+        def event(kind: TextKind, text: str) -> bytes:
+            is_thought = kind is TextKind.REASONING
             blocks = self._blocks
             if blocks.takes_plain(kind, text):
                 if blocks.hides(kind):
@@ -202,68 +182,25 @@ async def _prompt(
     host: Host, request: CountRequest, num_bytes: int
 ) -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
     def made() -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
-        output_format = convert.output_format_of(request, host.limits)
-        chat = convert.chat_fields(request, host.limits)
+        output_format = to_chat.output_format_of(request, host.limits)
+        chat = to_chat.chat_fields(request, host.limits)
         return chat, output_format, render(host, chat, None if output_format is None else output_format.prompt_format)
 
     return await host.off_loop(num_bytes, made)
 
 
-async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
-    """Parse a request. What is ignored, including tools that run at Anthropic, is logged and named in the reply."""
-    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
-    ignored = list(dict.fromkeys([*ignored, *convert.ignored_values(request)]))
-    if host.strict_requests:
-        refuse_unknown(ignored)
-    host.report_ignored(ignored, exchange)
-    return request
-
-
-def with_anthropic_errors(work: Work) -> Work:
-    """Send errors of ``work`` in Anthropic's shape, and put a ``request-id`` on every reply."""
-
-    @wraps(work)
-    async def wrapped(host: Host, body: bytes, exchange: Exchange) -> None:
-        record = exchange.record
-        record.request_id = f"msg_{secrets.token_hex(12)}"
-        exchange.headers[REQUEST_ID] = record.client_id
-        try:
-            await work(host, body, exchange)
-        except SlowReader:
-            raise
-        except MicroscaleError as error:
-            await _send_error(host, exchange, error)
-        except Exception as error:  # a bug of ours gets a reply too, so that no client waits forever
-            log.exception("A request failed.")
-            await _send_error(host, exchange, errors.internal(error))
-
-    return wrapped
-
-
-async def _send_error(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
-    host.metrics.failed(code_of(error))
-    body, status, headers = error_reply(error, exchange.record.client_id)
-    if not exchange.status:
-        await exchange.json(body, status, headers)
-    else:
-        await exchange.event(body, b"error")
-        await exchange.end_events(b"")
-
-
-@with_anthropic_errors
 async def messages(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await _read(host, MessagesRequest, body, exchange)
+    request = await host.read_request(MessagesRequest, body, exchange)
     await Messages(host, request, exchange).run(len(body))
 
 
-@with_anthropic_errors
 async def count_tokens(host: Host, body: bytes, exchange: Exchange) -> None:
     """The number of prompt tokens, as in ``usage`` of the same request, including cached ones."""
-    request = await _read(host, CountRequest, body, exchange)
+    request = await host.read_request(CountRequest, body, exchange)
     host.check_model(request.model)
     try:
         _, _, prompt = await _prompt(host, request, len(body))
     except BadField as error:
-        raise convert.renamed(error, request) from None
+        raise to_chat.renamed(error, request) from None
     await exchange.json(encode(TokenCount(len(prompt.tokens))))

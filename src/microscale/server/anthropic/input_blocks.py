@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import MANY, Body, Only
+from microscale.server.requests.base import MANY, Body, Only
 from microscale.server.requests.fields import Name
 
 CACHED: Mapping[str, str] = {"cache_control": "is a hint; prefixes are matched by content"}

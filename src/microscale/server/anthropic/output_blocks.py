@@ -30,7 +30,7 @@ from microscale.server.anthropic.replies import (
 from microscale.server.anthropic.thinking import Display, carrying
 from microscale.server.anthropic.tools import input_of
 from microscale.server.http.encoding import encode
-from microscale.text.events import Kind
+from microscale.text.events import TextKind
 from microscale.text.output import Delta
 
 MALFORMED = "malformed_tool_input"
@@ -69,17 +69,17 @@ class MessageBlocks:
                 if self._open.name in self._eager:
                     yield BlockDelta(self.index, InputDelta(call.arguments))
 
-    def takes_plain(self, kind: Kind, text: str) -> bool:
+    def takes_plain(self, kind: TextKind, text: str) -> bool:
         """Take a token's text if it only adds to the open block. The caller makes its event."""
-        wanted = ThinkingReplyBlock if kind is Kind.REASONING else TextReplyBlock
+        wanted = ThinkingReplyBlock if kind is TextKind.REASONING else TextReplyBlock
         if not isinstance(self._open, wanted):
             return False
         self._pieces.append(text)
         return True
 
-    def hides(self, kind: Kind) -> bool:
+    def hides(self, kind: TextKind) -> bool:
         """Whether text of this kind is hidden from the client."""
-        return kind is Kind.REASONING and self._display != "shown"
+        return kind is TextKind.REASONING and self._display != "shown"
 
     def close(self) -> Iterator[Event]:
         """The last events of the open block."""

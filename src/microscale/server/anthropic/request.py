@@ -1,17 +1,21 @@
-"""Requests of Anthropic's Messages API. Keys that are not listed are ignored or refused; see ``requests.body``."""
+"""Requests of Anthropic's Messages API. Keys that are not listed are ignored or refused; see ``requests.base``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from microscale.server.anthropic.input_blocks import CACHED, AnthropicMessage, TextOrBlocks, type_of
-from microscale.server.requests.body import MANY, Body, Only
+from microscale.server.requests.base import MANY, Body, Only
 from microscale.server.requests.fields import Strings
+from microscale.server.requests.sampling import CommonSampling
 
+BILLING = "x-anthropic-billing-header"
+"""Claude Code begins a system block for Anthropic's billing with this. In some versions it changes with every turn, and
+would keep the prefix cache from matching, so the block is left out of the prompt."""
 MARKS: Mapping[str, str] = {
     **CACHED,
     "metadata": "is for the client's own records",
@@ -26,6 +30,7 @@ MARKS: Mapping[str, str] = {
     "mcp_servers": "tools that run on a server are ignored",
     "fallbacks": "names other models, and only one is served",
     "fallback_credit_token": "there is nothing to pay",
+    f"system.{BILLING}": "is about Anthropic's billing",
 }
 """Keys that are harmless whatever their value, with the reason."""
 UNMET: Mapping[str, Only] = {
@@ -63,6 +68,9 @@ class HostedTool(Body):
 
     type: str
     name: str | None = None
+
+    def ignored_values(self) -> Iterable[str]:
+        return [self.type]
 
 
 def _tool_kind(value: object) -> str:
@@ -123,23 +131,16 @@ class CountRequest(Body):
     output_format: SchemaOutputFormat | None = None
     """The older name of ``output_config.format``."""
 
+    def ignored_values(self) -> Iterable[str]:
+        blocks = self.system if isinstance(self.system, list) else []
+        return [f"system.{BILLING}"] if any(block.text.startswith(f"{BILLING}:") for block in blocks) else []
 
-class MessagesRequest(CountRequest):
+
+class MessagesRequest(CountRequest, CommonSampling):
     """``/v1/messages``."""
 
     ONLY = UNMET
 
     max_tokens: Annotated[int, Field(ge=0)]
     """0 reads the prompt into the prefix cache and answers nothing. A value that does not fit is reduced."""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: Strings | None = None
-    stream: bool | None = None
-    # Extensions, as in the other endpoints.
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    cache_prompt: bool | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -5,15 +5,14 @@ Every token id is in exactly one step, in order, whether its text is shown immed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
 from microscale.server import errors
-from microscale.text.events import Flaw, Kind
-from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
+from microscale.text.events import Flaw, TextKind
+from microscale.text.output import ChatOutput, Delta, PlainOutput, joined
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class ChoiceOutput:
             finish = Finish.STOP
         if finish is not None:
             self.done = True
-            delta = _joined(delta, self.output.finish())
+            delta = joined([*filter(None, [delta]), self.output.finish()])
         if delta is not None:
             delta = replace(delta, token_ids=delta.token_ids[self._skip :]) if self._skip else delta
             self._skip = 0
@@ -88,7 +87,7 @@ class ChoiceOutput:
             self.scored += output.prompt_logprobs
         return [output for output in outputs if not output.prompt_logprobs]
 
-    def advance_plain(self, token: int) -> tuple[Kind, str] | None:
+    def advance_plain(self, token: int) -> tuple[TextKind, str] | None:
         """Like ``advance``, for a token that adds only its own text. For any other: ``None``, and no change."""
         if not self.num_tokens or self._keep_outputs:
             return None
@@ -106,21 +105,17 @@ def _ending(last: Output) -> Finish | None:
     return last.finish
 
 
-def _joined(delta: Delta | None, rest: Delta) -> Delta:
-    if delta is None:
-        return rest
-    return Delta(
-        delta.token_ids + rest.token_ids,
-        delta.reasoning + rest.reasoning,
-        delta.content + rest.content,
-        tuple(_joined_calls((*delta.calls, *rest.calls))),
-    )
+async def whole_steps(steps: AsyncIterator[tuple[ChoiceOutput, ChoiceStep]], num_choices: int) -> list[ChoiceStep]:
+    """Wait for all choices: each one's steps as one, for a reply that is sent as a whole."""
+    taken: list[list[ChoiceStep]] = [[] for _ in range(num_choices)]
+    async for choice, step in steps:
+        taken[choice.index].append(step)
+    return [_joined(own) for own in taken]
 
 
-def _joined_calls(calls: Sequence[CallDelta]) -> Iterator[CallDelta]:
-    for call_idx, group in groupby(calls, key=lambda call: call.call_idx):
-        pieces = list(group)
-        yield CallDelta(call_idx, pieces[0].function, "".join(piece.arguments for piece in pieces))
+def _joined(steps: Sequence[ChoiceStep]) -> ChoiceStep:
+    outputs = [output for step in steps for output in step.outputs]
+    return ChoiceStep(joined([step.delta for step in steps]), outputs, True, steps[-1].finish)
 
 
 def flaws_of(choice: ChoiceOutput, finish: str | None) -> list[str]:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.server import errors
+from microscale.server.generation.chat_prompt import ChatPrompt
 from microscale.server.host import Host
 from microscale.server.http.exchange import Record
+from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.sampling import SamplingFields
-
-
-@dataclass(frozen=True)
-class PromptParams:
-    """A prompt and the sampling parameters of all its choices."""
-
-    prompt: list[int]
-    params: SamplingParams
+from microscale.server.structured.output_format import OutputFormat
+from microscale.server.structured.turn_grammar import turn_grammar
 
 
 def sampling_params(
@@ -63,6 +58,25 @@ def sampling_params(
     )
 
 
+async def turn_params(
+    host: Host,
+    chat: ChatFields,
+    prompt: ChatPrompt,
+    output_format: OutputFormat | None,
+    fields: SamplingFields,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+) -> SamplingParams:
+    """The parameters of one turn of a conversation, which may have to follow a grammar."""
+    grammar = await turn_grammar(host, chat, output_format, fields, prompt.begun)
+    params = sampling_params(fields, len(prompt.tokens), host, max_tokens, logprobs)
+    if params.ignore_eos:
+        return params
+    # The checkpoint may not list all tokens that end a turn.
+    stops = {*params.stop_token_ids, *prompt.stops}
+    return replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
+
+
 def _repetition_penalty(fields: SamplingFields) -> float:
     given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
     return 1.0 if given is None else given
@@ -83,17 +97,18 @@ def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
     return n
 
 
-def requests(record: Record, fields: SamplingFields, asks: Sequence[PromptParams], n: int) -> list[Request]:
-    """One request per choice: all of the first prompt, then of the second. Within a prompt the seed counts up."""
+def requests(
+    record: Record, fields: SamplingFields, prompts: Sequence[tuple[list[int], SamplingParams]], n: int
+) -> list[Request]:
+    """``n`` requests for each prompt and its parameters, in order. Within a prompt the seed counts up."""
     # API keys share no cache: a reply says how much was cached, which would reveal what others have sent.
     salt = record.owner + (fields.cache_salt or "")
     if fields.cache_prompt is False:
         salt = secrets.token_hex(16)
     made: list[Request] = []
-    for ask in asks:
+    for prompt, params in prompts:
         for number in range(n):
-            seed = ask.params.seed
-            params = ask.params if seed is None or not number else replace(ask.params, seed=(seed + number) % 2**63)
+            seed = None if params.seed is None else (params.seed + number) % 2**63
             name = f"{record.request_id}-{len(made)}"
-            made.append(Request(name, ask.prompt, params, fields.priority or 0, salt))
+            made.append(Request(name, prompt, replace(params, seed=seed), fields.priority or 0, salt))
     return made

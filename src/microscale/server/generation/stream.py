@@ -18,7 +18,7 @@ from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
 from microscale.server.http.exchange import Record
-from microscale.text.events import Kind
+from microscale.text.events import TextKind
 
 MAX_QUEUED = 4
 """Batches of outputs per choice that may wait for a slow client."""
@@ -33,8 +33,8 @@ class FastPath:
     """Sends a token that only adds text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
-    event: Callable[[Kind, str], bytes]
-    """Returns the bytes to send for a token. It also counts: call it once per token, and send the result."""
+    event: Callable[[TextKind, str], bytes]
+    """Returns the bytes to send for a token. Call it once per token, and send the result."""
 
 
 async def generate(
@@ -80,6 +80,8 @@ async def generate(
                     if step.finish is not None:
                         streams[at].close()
                         record.drafts = _sum_drafts(streams) if host.drafts else None
+                    if step.delta.reasoning:
+                        record.reasoning_tokens += len(step.delta.token_ids)
                     yield choice, step
     finally:
         clock.flush()
@@ -107,7 +109,7 @@ class _Clock:
     def is_first(self, at: int) -> bool:
         return not self._last[at]
 
-    def tick(self, at: int, num_tokens: int) -> None:
+    def tick(self, at: int, num_tokens: int, *, is_reasoning: bool = False) -> None:
         now = time.perf_counter()
         last = self._last[at]
         if last:
@@ -123,6 +125,7 @@ class _Clock:
             self._metrics.first_token.observe(self._record.first_token_s)
         self._last[at] = now
         self._record.completion_tokens += num_tokens
+        self._record.reasoning_tokens += is_reasoning
 
     def flush(self) -> None:
         self._metrics.between_tokens.observe_all(self._gaps)
@@ -138,7 +141,7 @@ def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, token:
     plain = choice.advance_plain(token)
     if plain is None:
         return False
-    clock.tick(0, 1)
+    clock.tick(0, 1, is_reasoning=plain[0] is TextKind.REASONING)
     fast_path.wire.write_chunk(fast_path.event(*plain))
     return True
 

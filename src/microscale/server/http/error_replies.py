@@ -1,4 +1,4 @@
-"""How errors are sent: one table from error class to status, type and code, and OpenAI's JSON shape."""
+"""How errors are sent: the status, type and code of the engine's errors, and OpenAI's JSON shape."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgspec
 
 from microscale import errors as base
 from microscale.errors import BadRequest, MicroscaleError
-from microscale.server import errors
-from microscale.server.errors import BadField
+from microscale.server.errors import BadField, RequestError
 
 
 @dataclass(frozen=True)
@@ -26,22 +25,11 @@ ERRORS: dict[type[MicroscaleError], ErrorStatus] = {
     BadField: ErrorStatus(400, "invalid_request_error", "invalid_value"),
     BadRequest: ErrorStatus(400, "invalid_request_error", "invalid_value"),
     base.Unsupported: ErrorStatus(400, "invalid_request_error", "unsupported"),
-    errors.Unauthorized: ErrorStatus(401, "authentication_error", "invalid_api_key"),
-    errors.HostNotAllowed: ErrorStatus(403, "permission_error", "host_not_allowed"),
-    errors.ModelNotFound: ErrorStatus(404, "invalid_request_error", "model_not_found"),
-    errors.ResponseNotFound: ErrorStatus(404, "invalid_request_error", "response_not_found"),
-    errors.ItemNotFound: ErrorStatus(404, "invalid_request_error", "item_not_found"),
-    errors.PreviousResponseNotFound: ErrorStatus(404, "invalid_request_error", "previous_response_not_found"),
-    errors.BodyTimeout: ErrorStatus(408, "invalid_request_error", "body_timeout"),
-    errors.BodyTooLarge: ErrorStatus(413, "invalid_request_error", "body_too_large"),
-    errors.NotJson: ErrorStatus(415, "invalid_request_error", "not_json"),
-    errors.UnknownEncoding: ErrorStatus(415, "invalid_request_error", "unknown_encoding"),
     base.QueueFull: ErrorStatus(429, "rate_limit_error", "queue_full", retry_after_s=1),
     base.EngineDied: ErrorStatus(503, "server_error", "engine_died"),
     base.RankFailed: ErrorStatus(503, "server_error", "engine_died"),
     base.Draining: ErrorStatus(503, "server_error", "draining", retry_after_s=1),
     base.OutOfPages: ErrorStatus(503, "server_error", "out_of_pages", retry_after_s=1),
-    errors.SlowReader: ErrorStatus(408, "invalid_request_error", "slow_reader"),
     # From here on the server is at fault, never the client.
     base.BadLogits: ErrorStatus(500, "server_error", "bad_logits"),
     base.BadMessage: ErrorStatus(500, "server_error", "internal"),
@@ -64,7 +52,9 @@ class ErrorReply(msgspec.Struct, frozen=True):
 
 
 def status_of(error: MicroscaleError) -> ErrorStatus:
-    """The entry of the error's class, or of its nearest base class."""
+    """The error's own, or the entry of its class or nearest base class."""
+    if isinstance(error, RequestError):
+        return ErrorStatus(error.status, error.kind, error.code)
     return next(ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS)
 
 
@@ -72,8 +62,11 @@ def code_of(error: MicroscaleError) -> str:
     return error.code if isinstance(error, BadField) else status_of(error).code
 
 
-def error_json(error: MicroscaleError) -> bytes:
-    return reply_json(str(error), status_of(error).type, code_of(error), getattr(error, "param", None))
+def error_reply(error: MicroscaleError) -> tuple[bytes, int, dict[str, str]]:
+    """Body, status and headers."""
+    entry = status_of(error)
+    body = reply_json(str(error), entry.type, code_of(error), getattr(error, "param", None))
+    return body, entry.status, error_headers(error)
 
 
 def reply_json(message: str, kind: str, code: str, param: str | None = None) -> bytes:

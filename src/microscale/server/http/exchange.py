@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from starlette.types import Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server.errors import SlowReader
 from microscale.server.http.connection import WIRE, Wire
-from microscale.server.http.error_replies import error_headers, error_json, status_of
+from microscale.server.http.error_replies import error_reply
 from microscale.server.options import RequestLimits
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     drafts: tuple[int, int] | None = None
     """Drafted and accepted tokens of its choices; ``None`` without speculative decoding."""
     first_token_s: float | None = None
@@ -65,6 +67,9 @@ class Exchange:
 
     One timer checks that, instead of one timeout per write: every token is a write.
     """
+
+    ERROR_EVENT: ClassVar[bytes | None] = None
+    """The name of the event that reports an error in a stream."""
 
     def __init__(self, scope: Scope, send: Send, limits: RequestLimits, record: Record) -> None:
         self.record = record
@@ -116,11 +121,17 @@ class Exchange:
         """Send an error: as a status, or as an event if the reply has begun."""
         if isinstance(error, SlowReader):
             self.abort()
-        elif not self.status:
-            await self.json(error_json(error), status_of(error).status, error_headers(error))
+            return
+        body, status, headers = self.error_reply(error)
+        if not self.status:
+            await self.json(body, status, headers)
         else:
-            await self.event(error_json(error))
-            await self._write(b"", more=False)
+            await self.event(body, self.ERROR_EVENT)
+            await self.end_events(b"")
+
+    def error_reply(self, error: MicroscaleError) -> tuple[bytes, int, dict[str, str]]:
+        """Body, status and headers of an error."""
+        return error_reply(error)
 
     def abort(self) -> None:
         """Close the connection, discarding unread data. ``RunningReply`` then sees a disconnected client."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
 from microscale.engine.output import Output
 from microscale.server.generation.choice import ChoiceStep
-from microscale.text.events import Kind
+from microscale.text.events import TextKind
 from microscale.text.output import ChatOutput, PlainOutput
 from microscale.text.tokenizer import Tokenizer
 
@@ -68,7 +67,7 @@ class ChatLogprobSorter:
     def __init__(self, tokenizer: Tokenizer, output: ChatOutput | PlainOutput) -> None:
         self._tokenizer = tokenizer
         self._output = output
-        self._kinds: list[Kind | None] | None = None
+        self._kinds: list[TextKind | None] | None = None
         if isinstance(output, ChatOutput):
             self._kinds = output.kinds = []
         self._num_tokens = 0
@@ -83,9 +82,9 @@ class ChatLogprobSorter:
         reasoning: list[TokenLogprob] = []
         for output in step.outputs:
             kind = self._next_kind()
-            if kind is Kind.REASONING:
+            if kind is TextKind.REASONING:
                 reasoning.append(_entry(self._tokenizer, output))
-            elif kind is Kind.CONTENT:
+            elif kind is TextKind.CONTENT:
                 self._held.append((self._num_bytes, _entry(self._tokenizer, output)))
                 self._num_bytes += len(self._tokenizer.token_bytes(output.token or 0))
         self._num_shown += len(step.delta.content.encode("utf-8", "surrogatepass"))
@@ -95,17 +94,12 @@ class ChatLogprobSorter:
             content.append(self._held.popleft()[1])
         return ChatLogprobs(content, reasoning=reasoning or UNSET)
 
-    def _next_kind(self) -> Kind | None:
+    def _next_kind(self) -> TextKind | None:
         at = self._num_tokens
         self._num_tokens += 1
         if self._kinds is None:
-            return Kind.CONTENT
+            return TextKind.CONTENT
         return self._kinds[at] if at < len(self._kinds) else None
-
-
-def joined(parts: Sequence[ChatLogprobs]) -> ChatLogprobs:
-    reasoning = [entry for part in parts if part.reasoning is not UNSET for entry in part.reasoning]
-    return ChatLogprobs([entry for part in parts for entry in part.content], reasoning=reasoning or UNSET)
 
 
 def _entry(tokenizer: Tokenizer, output: Output) -> TokenLogprob:

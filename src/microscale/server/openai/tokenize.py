@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
+from microscale.server import errors
 from microscale.server.errors import BadField
-from microscale.server.generation.prompt import render
+from microscale.server.generation.chat_prompt import render
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
 from microscale.server.http.exchange import Exchange
 from microscale.server.openai.logprobs import token_text
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, MARKS, Tokens
 
@@ -74,6 +75,9 @@ def _tokenize(host: Host, request: TokenizeText | TokenizeChat) -> bytes:
 async def detokenize(host: Host, body: bytes, exchange: Exchange) -> None:
     request = await host.read_request(DetokenizeRequest, body, exchange)
     host.check_model(request.model)
+    largest, size = max(request.tokens, default=0), host.engine.ready.vocab_size
+    if largest >= size:
+        raise errors.token_not_in_vocabulary(largest, size)
     await exchange.json(
         await host.off_loop(
             len(body), lambda: encode(Detokenized(host.tokenizer.decode(request.tokens, show_control=True)))

@@ -26,14 +26,15 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
-def usage(record: Record, num_reasoning: int | None = None) -> Usage:
+def usage(record: Record, *, reasoning: bool = False) -> Usage:
+    """``reasoning``: say how many tokens were reasoning."""
     cached = CachedTokens(record.cached_tokens)
     total = record.prompt_tokens + record.completion_tokens
-    reasoning = UNSET if num_reasoning is None else num_reasoning
+    num_reasoning = record.reasoning_tokens if reasoning else UNSET
     details: CompletionTokens | UnsetType = UNSET
     if record.drafts is not None:
         drafted, accepted = record.drafts
-        details = CompletionTokens(reasoning, accepted, drafted - accepted)
-    elif num_reasoning is not None:
-        details = CompletionTokens(reasoning)
+        details = CompletionTokens(num_reasoning, accepted, drafted - accepted)
+    elif reasoning:
+        details = CompletionTokens(num_reasoning)
     return Usage(record.prompt_tokens, record.completion_tokens, total, cached, details)

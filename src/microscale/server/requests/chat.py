@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import MANY, Body
+from microscale.server.requests.base import MANY, Body
 from microscale.server.requests.fields import Name, only_text
 
 
@@ -67,7 +67,7 @@ ECHOED: Mapping[str, str] = {
 }
 
 
-class Instruction(Body):
+class TextMessage(Body):
     HARMLESS: ClassVar[Mapping[str, str]] = {"name": "turns have no names"}
 
     role: Literal["system", "developer", "user"]
@@ -91,7 +91,7 @@ class ToolMessage(Body):
     name: Name | None = None
 
 
-ChatMessage = Annotated[Instruction | AssistantMessage | ToolMessage, Field(discriminator="role")]
+ChatMessage = Annotated[TextMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class MessageBuilder:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import MANY, Only
+from microscale.server.requests.base import MANY, Only
 
 MARKS: Mapping[str, str] = {
     "user": "identifies the user; nothing depends on it",

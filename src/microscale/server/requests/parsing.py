@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from microscale.server import errors
 from microscale.server.errors import BadField
-from microscale.server.requests.body import MANY, Body, Ignored, ignored_keys
+from microscale.server.requests.base import MANY, Body, Ignored, ignored_keys
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import Body, Only
+from microscale.server.requests.base import Body, Only
 from microscale.server.requests.fields import Strings
 
 FORMATS = ("text", "json_object", "json_schema")

@@ -6,12 +6,12 @@ Only names and types are defined here; ``RequestLimits`` and ``SamplingParams`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 from microscale.server.requests.fields import MARKS, ONLY, Bias, Strings, Tokens, unset_if_minus_one
 
 
@@ -23,21 +23,36 @@ class StreamOptions(Body):
     """A field of vLLM: every chunk carries the usage so far."""
 
 
-class SamplingFields(Body):
-    """Sampling fields. Every API's request is converted to these."""
-
-    HARMLESS = MARKS
-    ONLY = ONLY
+class CommonSampling(Body):
+    """The sampling fields that all APIs have under the same names."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(unset_if_minus_one)] = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    cache_prompt: bool | None = None
+    """If false, the prefix cache is neither used nor filled."""
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    def sampling(self, **others: Any) -> SamplingFields:
+        """These fields and ``others``, which other APIs call differently."""
+        return SamplingFields(**{name: getattr(self, name) for name in CommonSampling.model_fields}, **others)
+
+
+class SamplingFields(CommonSampling):
+    """All sampling fields. Every API's request is converted to these."""
+
+    HARMLESS = MARKS
+    ONLY = ONLY
+
+    n: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(unset_if_minus_one)] = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     repeat_penalty: float | None = None
     """llama.cpp's name for ``repetition_penalty``."""
     presence_penalty: float | None = None
@@ -50,13 +65,8 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     """If false, the output is shown as the model wrote it, with control tokens by name; a chat's is not parsed."""
     ignore_eos: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    cache_prompt: bool | None = None
-    """If false, the prefix cache is neither used nor filled."""
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -14,7 +14,7 @@ from microscale.server.openai.chat.schema import ChatRequest
 from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
-from microscale.server.requests.body import Body
+from microscale.server.requests.base import Body
 
 BODIES: dict[str, tuple[type[Body], ...]] = {
     "/v1/completions": (CompletionRequest,),

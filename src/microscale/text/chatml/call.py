@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection
 
+from microscale.text.conversation import ToolCall
 from microscale.text.json_text import BadCall, is_json
 
 MAX_HEAD_CHARS = 1024
@@ -132,3 +133,8 @@ def _past_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()
+
+
+def call_text(call: ToolCall) -> str:
+    """A call as the model writes it, with unchanged arguments."""
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'

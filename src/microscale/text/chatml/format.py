@@ -1,20 +1,24 @@
-"""ChatML as a ``ChatFormat``."""
+"""ChatML as a ``ChatFormat``.
+
+A template may end the prompt inside the assistant's turn: with empty reasoning if none is wanted, or with open
+reasoning for models that always think. That part is ``Rendered.begun``.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from microscale.text.chat_format import ChatFormat
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml import tokens as names
+from microscale.text.chatml.call import call_text
 from microscale.text.chatml.parser import ChatmlParser
-from microscale.text.chatml.render import ChatmlRenderer, is_thinking
-from microscale.text.conversation import Message, Rendered, RenderOptions
+from microscale.text.chatml.tokens import ChatmlTokens
+from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, open_message
 from microscale.text.grammar import Form, Turn, alone, named
+from microscale.text.template_format import TemplateFormat
 from microscale.text.tokenizer import Tokenizer
 
 
@@ -65,35 +69,60 @@ def _calls(calls: Mapping[str, Form]) -> list[str]:
     return rules
 
 
-class ChatmlFormat(ChatFormat):
+class ChatmlFormat(TemplateFormat):
     """A turn may have several calls, and ends like an answer. Nothing is added before a raw prompt."""
 
+    MARK = names.START
+    EOS = names.END
     CONTROL = (*names.NAMES, names.END_OF_TEXT)
     ANSWER_END = names.END
     CALL_END = names.END_CALL
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._renderer = ChatmlRenderer(tokenizer, template)
-        self._tokens = self._renderer.tokens
-        super().__init__(tokenizer, self._tokens.stops)
-
-    @classmethod
-    def fits(cls, tokenizer: Tokenizer) -> bool:
-        return names.START in tokenizer.control
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
-        """With the template next to the tokenizer."""
-        return cls(tokenizer, ChatTemplate.load(Path(tokenizer.source).parent))
+        self._tokens = ChatmlTokens.of(tokenizer)
+        super().__init__(tokenizer, template, self._tokens.stops)
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
-        return self._renderer.rendered(conversation, options)
+        if options.end is PromptEnd.OPEN:
+            return self._continued(*open_message(conversation), options)
+        ids = self._render(conversation, options)
+        begun = [] if options.end is PromptEnd.CLOSED else self._begun(ids)
+        return Rendered(ids, tuple(begun))
+
+    def _continued(self, before: Sequence[Message], last: Message, options: RenderOptions) -> Rendered:
+        """A prompt that ends inside ``last``, an incomplete assistant message."""
+        ids = self._render(before, options)
+        begun = self._begun(ids)
+        ids = ids[: len(ids) - len(begun)]
+        if last.reasoning:
+            begun = self._thoughts(last.reasoning, closed=bool(last.content))
+        elif is_thinking(begun, self._tokens):
+            begun = self._thoughts("", closed=True)
+        # Without trailing line breaks: the parser would hold them back and show them with the first token.
+        shown = self._encode(last.content.rstrip("\n"))
+        return Rendered([*ids, *begun, *self._encode(last.content)], (*begun, *shown))
+
+    def _begun(self, ids: Sequence[int]) -> list[int]:
+        """The reasoning that the template wrote in the prompt's last turn."""
+        begin = max((at for at, token in enumerate(ids) if token == self._tokens.start), default=len(ids))
+        turn = list(ids[begin:])
+        return turn[turn.index(self._tokens.think) :] if self._tokens.think in turn else []
+
+    def _thoughts(self, text: str, *, closed: bool) -> list[int]:
+        if not closed:
+            return [self._tokens.think, *self._encode(f"\n{text}")]
+        return [self._tokens.think, *self._encode(f"\n{text}\n"), self._tokens.end_think, *self._encode("\n\n")]
 
     def parser(self, tools: Collection[str] | None = None) -> ChatmlParser:
         return ChatmlParser(self._tokens, tools)
 
     def turn(self, message: Message) -> list[int]:
-        return self._renderer.turn(message)
+        ids = self._thoughts(message.reasoning, closed=True) if message.reasoning else []
+        ids += self._encode(message.content)
+        for number, call in enumerate(message.tool_calls):
+            ids += self._encode("\n") if number or message.content else []
+            ids += [self._tokens.call, *self._encode(f"\n{call_text(call)}\n"), self._tokens.end_call]
+        return [*ids, self._tokens.end]
 
     def shows(self, prompt: str, question: str) -> bool:
         asked = f"{names.START}user\n{question}{names.END}\n{names.START}assistant\n"
@@ -108,3 +137,9 @@ class ChatmlFormat(ChatFormat):
     def text_grammar(self, form: Form) -> str:
         ends = (names.END, names.END_OF_TEXT)
         return alone(form, [name for name in ends if name in self.tokenizer.control])
+
+
+def is_thinking(begun: Sequence[int], tokens: ChatmlTokens) -> bool:
+    """Whether the part of the turn in the prompt ends inside unclosed reasoning."""
+    marks = [token for token in begun if token in (tokens.think, tokens.end_think)]
+    return bool(marks) and marks[-1] == tokens.think

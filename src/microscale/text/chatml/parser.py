@@ -18,8 +18,7 @@ from enum import Enum
 from microscale.text.chat_format import OutputParser
 from microscale.text.chatml.call import CallReader, whole_call
 from microscale.text.chatml.tokens import ChatmlTokens
-from microscale.text.detokenize import Detokenizer
-from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Header, Text, TextKind
 from microscale.text.json_text import BadCall, is_json
 
 LAYOUT = 2
@@ -35,22 +34,20 @@ class ChatmlState(Enum):
     """A role, up to the end of the line."""
 
 
-KINDS = {ChatmlState.TEXT: Kind.CONTENT, ChatmlState.THOUGHTS: Kind.REASONING, ChatmlState.CALL: Kind.CALL}
+KINDS = {ChatmlState.TEXT: TextKind.CONTENT, ChatmlState.THOUGHTS: TextKind.REASONING, ChatmlState.CALL: TextKind.CALL}
 
 
 class ChatmlParser(OutputParser):
     """A call of a function that was not offered is text of the surrounding kind."""
 
     def __init__(self, tokens: ChatmlTokens, tools: Collection[str] | None = None) -> None:
+        super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
-        self._tools = None if tools is None else frozenset(tools)
         self._may_call = tools is None or bool(self._tools)
-        self.is_control = tokens.tokenizer.is_control
-        self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = ChatmlState.TEXT
         self._around = ChatmlState.TEXT
         """What surrounds a call: text, or unclosed reasoning."""
-        self._open: Kind | None = None
+        self._open: TextKind | None = None
         """The message that has begun and not ended."""
         self._role = ""
         self._breaks = ""
@@ -61,51 +58,32 @@ class ChatmlParser(OutputParser):
         """The last token consisted only of line breaks that belong to the mark before it."""
         self._reader = CallReader(())
         self._arguments: list[str] = []
-        self._num_calls = 0
-        self._has_content = False
-        self._events: list[Event] = []
-        self.flaws = []
 
     def feed(self, token: int) -> list[Event]:
-        self._events = []
         self._is_layout = False
-        if self.is_control(token):
-            self._add(self._detokenizer.flush())
-            self._control(token)
-        else:
-            text = self._detokenizer.feed(token)
-            if text:
-                self._add(text)
-            elif not self._tokens.tokenizer.token_bytes(token):
-                self._flag(Flaw.STRAY_TOKEN)
-        return self._events
+        return super().feed(token)
 
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         kind = self._open
-        if kind is None or kind is Kind.CALL or self._breaks or self._state is ChatmlState.CALL:
+        if kind is None or kind is TextKind.CALL or self._breaks or self._state is ChatmlState.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text or (text[-1] == "\n" and self._holds_breaks):
             return None
-        if not self._has_content and kind is Kind.CONTENT and not text.isspace():
+        if not self._has_content and kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         return kind, text
 
     @property
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         return None if self._is_layout else KINDS.get(self._state)
 
-    def finish(self) -> list[Event]:
-        self._events = []
-        self._add(self._detokenizer.flush())
+    def _end_output(self) -> None:
         if self._state is not ChatmlState.TEXT:
             self._flag(Flaw.CUT)
         if self._state is ChatmlState.CALL:
             self._end_call(complete=False)
         self._close(complete=False)
-        if not self._has_content and not self._num_calls:
-            self._flag(Flaw.NO_CONTENT)
-        return self._events
 
     # ---- marks -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +102,7 @@ class ChatmlParser(OutputParser):
             self._flag(Flaw.HEADER_IN_TEXT)
             self._end_call(complete=True)
         if token == tokens.call:
-            self._begin_call()
+            self._enter_call()
         elif token in (tokens.think, tokens.end_think):
             self._breaks = ""
             self._close(complete=True)
@@ -200,7 +178,7 @@ class ChatmlParser(OutputParser):
         if self._open is not kind:
             self._open = kind
             self._events.append(Begin(kind, Header()))
-        if kind is Kind.CONTENT and not text.isspace():
+        if kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(kind, text))
 
@@ -211,7 +189,7 @@ class ChatmlParser(OutputParser):
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def _begin_call(self) -> None:
+    def _enter_call(self) -> None:
         if self._state is ChatmlState.HEADER:
             self._leave_header()
         self._around, self._state = self._state, ChatmlState.CALL
@@ -231,14 +209,13 @@ class ChatmlParser(OutputParser):
         if self._around is ChatmlState.THOUGHTS:
             self._flag(Flaw.HEADER_IN_TEXT)
         self._end(complete=True)
-        self._open = Kind.CALL
+        self._open = TextKind.CALL
         self._arguments = []
-        self._events.append(Begin(Kind.CALL, Header(recipient=function), function, self._num_calls))
-        self._num_calls += 1
+        self._begin_call(function, Header(recipient=function))
 
     def _say_arguments(self, text: str) -> None:
         self._arguments.append(text)
-        self._events.append(Text(Kind.CALL, text))
+        self._events.append(Text(TextKind.CALL, text))
 
     def _end_call(self, *, complete: bool) -> None:
         """End a call; the surrounding text continues."""
@@ -271,8 +248,3 @@ class ChatmlParser(OutputParser):
             self._flag(Flaw.BAD_ARGUMENTS)
         self._end(complete=complete)
         self._num_skipped = 0
-
-    def _flag(self, flaw: Flaw, text: str = "") -> None:
-        if flaw not in self.flaws:
-            self.flaws.append(flaw)
-        self._events.append(Flawed(flaw, text))

@@ -25,31 +25,24 @@ NAMES = (START, END, THINK, END_THINK, CALL, END_CALL, RESULT, END_RESULT)
 
 @dataclass(frozen=True)
 class ChatmlTokens:
-    """The ids of the control tokens, and their tokenizer."""
+    """The ids of the control tokens, in the order of ``NAMES``, and their tokenizer."""
 
     tokenizer: Tokenizer
+    stops: frozenset[int]
+    """Tokens that end the model's turn, and with it generation."""
     start: int
     end: int
     think: int
     end_think: int
     call: int
     end_call: int
-    stops: frozenset[int]
-    """Tokens that end the model's turn, and with it generation."""
+    result: int
+    end_result: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatmlTokens:
         """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
-        stops = {ids[name] for name in (END, END_OF_TEXT) if name in ids}
-        return cls(
-            tokenizer=tokenizer,
-            start=ids[START],
-            end=ids[END],
-            think=ids[THINK],
-            end_think=ids[END_THINK],
-            call=ids[CALL],
-            end_call=ids[END_CALL],
-            stops=frozenset(stops),
-        )
+        stops = frozenset(ids[name] for name in (END, END_OF_TEXT) if name in ids)
+        return cls(tokenizer, stops, *(ids[name] for name in NAMES))

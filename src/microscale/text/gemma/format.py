@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Self
 
-from microscale.text.chat_format import ChatFormat
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.conversation import Message, Rendered, RenderOptions
+from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, open_message
 from microscale.text.gemma import tokens as names
+from microscale.text.gemma.call import QUOTE, call_text
 from microscale.text.gemma.parser import THOUGHT, GemmaParser
-from microscale.text.gemma.render import GemmaRenderer
+from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.grammar import Form, Turn, alone, named
+from microscale.text.template_format import TemplateFormat
 from microscale.text.tokenizer import Tokenizer
 
 # The grammar of a call's arguments. Texts end at a quote token.
@@ -57,30 +56,32 @@ def of_turn(turn: Turn) -> str:
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *forms]})
 
 
-class GemmaFormat(ChatFormat):
+class GemmaFormat(TemplateFormat):
     """A turn may have several calls. ``<bos>`` is added before a raw prompt."""
 
+    MARK = names.TURN
+    BOS, EOS = names.BOS, names.EOS
     CONTROL = (names.EOS, names.BOS, *names.NAMES)
     ANSWER_END = names.END_TURN
     CALL_END = names.END_CALL
     FREE_ARGUMENTS = "this model does not write arguments as JSON"
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._renderer = GemmaRenderer(tokenizer, template)
-        self._tokens = self._renderer.tokens
-        super().__init__(tokenizer, self._tokens.stops)
-
-    @classmethod
-    def fits(cls, tokenizer: Tokenizer) -> bool:
-        return names.TURN in tokenizer.control
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
-        """With the template next to the tokenizer."""
-        return cls(tokenizer, ChatTemplate.load(Path(tokenizer.source).parent))
+        self._tokens = GemmaTokens.of(tokenizer)
+        super().__init__(tokenizer, template, self._tokens.stops)
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
-        return self._renderer.rendered(conversation, options)
+        if options.end is not PromptEnd.OPEN:
+            return Rendered(self._render(conversation, options))
+        before, last = open_message(conversation)
+        begun = self._thoughts(last.reasoning, closed=bool(last.content)) if last.reasoning else []
+        begun += self._encode(last.content)
+        return Rendered(self._render(before, options) + begun, tuple(begun))
+
+    def _thoughts(self, text: str, *, closed: bool) -> list[int]:
+        if not closed:
+            return [self._tokens.channel, *self._encode(f"{THOUGHT}\n{text}")]
+        return [self._tokens.channel, *self._encode(f"{THOUGHT}\n{text}\n"), self._tokens.end_channel]
 
     def added_to(self, text: str) -> tuple[int, ...]:
         bos = self.tokenizer.control.get(names.BOS)
@@ -90,7 +91,19 @@ class GemmaFormat(ChatFormat):
         return GemmaParser(self._tokens, tools)
 
     def turn(self, message: Message) -> list[int]:
-        return self._renderer.turn(message)
+        ids = self._thoughts(message.reasoning, closed=True) if message.reasoning else []
+        ids += self._encode(message.content)
+        for call in message.tool_calls:
+            ids += [self._tokens.call, *self._quoted(call_text(call.name, call.arguments)), self._tokens.end_call]
+        return [*ids, self._tokens.response if message.tool_calls else self._tokens.end_turn]
+
+    def _quoted(self, text: str) -> list[int]:
+        """Encode text in which ``QUOTE`` represents the quote token."""
+        first, *others = text.split(QUOTE)
+        ids = self._encode(first)
+        for other in others:
+            ids += [self._tokens.quote, *self._encode(other)]
+        return ids
 
     def shows(self, prompt: str, question: str) -> bool:
         # The template decides what surrounds the question.

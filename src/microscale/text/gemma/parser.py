@@ -15,8 +15,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.detokenize import Detokenizer
-from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.gemma.call import QUOTE, arguments_json, split_call
 from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.json_text import BadCall
@@ -37,70 +36,50 @@ class GemmaParser(OutputParser):
     """A call of a function that was not offered is content."""
 
     def __init__(self, tokens: GemmaTokens, tools: Collection[str] | None = None) -> None:
+        super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
-        self._tools = None if tools is None else frozenset(tools)
-        self.is_control = tokens.tokenizer.is_control
-        self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = GemmaState.TEXT
-        self._open: Kind | None = None
+        self._open: TextKind | None = None
         """The message that has begun and not ended."""
         self._pending = ""
         """A channel's name or a call so far; in reasoning, a line break that may be the last."""
-        self._num_calls = 0
-        self._has_content = False
-        self._events: list[Event] = []
-        self.flaws = []
 
-    def feed(self, token: int) -> list[Event]:
-        self._events = []
-        if self.is_control(token):
-            self._add(self._detokenizer.flush())
-            self._control(token)
-        else:
-            text = self._detokenizer.feed(token)
-            if text:
-                self._add(text)
-            elif not self._tokens.tokenizer.token_bytes(token):
-                self._flag(Flaw.STRAY_TOKEN)
-        return self._events
-
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
         text = self._detokenizer.whole(token)
         if not text:
             return None
-        if self._state is GemmaState.TEXT and self._open is Kind.CONTENT:
+        if self._state is GemmaState.TEXT and self._open is TextKind.CONTENT:
             self._has_content = self._has_content or not text.isspace()
-            return Kind.CONTENT, text
+            return TextKind.CONTENT, text
         if (
             self._state is GemmaState.THOUGHTS
-            and self._open is Kind.REASONING
+            and self._open is TextKind.REASONING
             and not self._pending
             and text[-1] != "\n"
         ):
-            return Kind.REASONING, text
+            return TextKind.REASONING, text
         return None
 
     @property
-    def body_kind(self) -> Kind | None:
-        kinds = {GemmaState.TEXT: Kind.CONTENT, GemmaState.THOUGHTS: Kind.REASONING, GemmaState.CALL: Kind.CALL}
+    def body_kind(self) -> TextKind | None:
+        kinds = {
+            GemmaState.TEXT: TextKind.CONTENT,
+            GemmaState.THOUGHTS: TextKind.REASONING,
+            GemmaState.CALL: TextKind.CALL,
+        }
         return kinds.get(self._state)
 
-    def finish(self) -> list[Event]:
-        self._events = []
-        self._add(self._detokenizer.flush())
+    def _end_output(self) -> None:
         if self._state is not GemmaState.TEXT:
             self._flag(Flaw.CUT)
             self._leave(complete=False)
         self._end(complete=False)
-        if not self._has_content and not self._num_calls:
-            self._flag(Flaw.NO_CONTENT)
-        return self._events
 
     def _add(self, text: str) -> None:
         if not text:
             return
         if self._state is GemmaState.TEXT:
-            self._say(Kind.CONTENT, text)
+            self._say(TextKind.CONTENT, text)
         elif self._state is GemmaState.THOUGHTS:
             self._think(text)
         else:
@@ -163,7 +142,7 @@ class GemmaParser(OutputParser):
             self._flag(Flaw.WRONG_CHANNEL, name)
             self._state = GemmaState.TEXT
             if rest:
-                self._say(Kind.CONTENT, rest)
+                self._say(TextKind.CONTENT, rest)
 
     def _think(self, text: str) -> None:
         """Add reasoning, except a last line break: the format puts one before the end of the channel."""
@@ -171,15 +150,15 @@ class GemmaParser(OutputParser):
         if text.endswith("\n"):
             text, self._pending = text[:-1], "\n"
         if text:
-            self._say(Kind.REASONING, text)
+            self._say(TextKind.REASONING, text)
 
-    def _say(self, kind: Kind, text: str) -> None:
+    def _say(self, kind: TextKind, text: str) -> None:
         if self._open is not kind:
             self._end(complete=True)
             self._open = kind
-            channel = THOUGHT if kind is Kind.REASONING else None
+            channel = THOUGHT if kind is TextKind.REASONING else None
             self._events.append(Begin(kind, Header(channel=channel)))
-        if kind is Kind.CONTENT and not text.isspace():
+        if kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(kind, text))
 
@@ -195,11 +174,11 @@ class GemmaParser(OutputParser):
         except BadCall:
             self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
             if shown:
-                self._say(Kind.CONTENT, shown)
+                self._say(TextKind.CONTENT, shown)
             return
         if self._tools is not None and name not in self._tools:
             self._flag(Flaw.UNKNOWN_TOOL)
-            self._say(Kind.CONTENT, shown)
+            self._say(TextKind.CONTENT, shown)
             return
         try:
             arguments = arguments_json(rest)
@@ -207,11 +186,5 @@ class GemmaParser(OutputParser):
             if complete:
                 self._flag(Flaw.BAD_ARGUMENTS)
             arguments = rest.replace(QUOTE, '"')
-        self._events.append(Begin(Kind.CALL, Header(recipient=name), name, self._num_calls))
-        self._num_calls += 1
-        self._events += [Text(Kind.CALL, arguments), End(Kind.CALL, complete)]
-
-    def _flag(self, flaw: Flaw, text: str = "") -> None:
-        if flaw not in self.flaws:
-            self.flaws.append(flaw)
-        self._events.append(Flawed(flaw, text))
+        self._begin_call(name, Header(recipient=name))
+        self._events += [Text(TextKind.CALL, arguments), End(TextKind.CALL, complete)]

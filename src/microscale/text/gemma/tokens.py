@@ -23,33 +23,24 @@ NAMES = (TURN, END_TURN, CHANNEL, END_CHANNEL, CALL, END_CALL, RESPONSE, QUOTE)
 
 @dataclass(frozen=True)
 class GemmaTokens:
-    """The ids of the control tokens, and their tokenizer."""
+    """The ids of the control tokens, in the order of ``NAMES``, and their tokenizer."""
 
     tokenizer: Tokenizer
+    stops: frozenset[int]
+    """Tokens that end the model's turn or wait for a tool's result: generation ends there."""
     turn: int
     end_turn: int
     channel: int
     end_channel: int
     call: int
     end_call: int
+    response: int
     quote: int
-    stops: frozenset[int]
-    """Tokens that end the model's turn or wait for a tool's result: generation ends there."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> GemmaTokens:
         """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
-        stops = {ids[name] for name in (END_TURN, RESPONSE, EOS) if name in ids}
-        return cls(
-            tokenizer=tokenizer,
-            turn=ids[TURN],
-            end_turn=ids[END_TURN],
-            channel=ids[CHANNEL],
-            end_channel=ids[END_CHANNEL],
-            call=ids[CALL],
-            end_call=ids[END_CALL],
-            quote=ids[QUOTE],
-            stops=frozenset(stops),
-        )
+        stops = frozenset(ids[name] for name in (END_TURN, RESPONSE, EOS) if name in ids)
+        return cls(tokenizer, stops, *(ids[name] for name in NAMES))

@@ -51,6 +51,7 @@ def of_turn(turn: Turn) -> str:
 class HarmonyFormat(ChatFormat):
     """A turn ends with its first call. Nothing is added before a raw prompt."""
 
+    MARK = names.CHANNEL
     CONTROL = (*names.NAMES, names.END_OF_TEXT)
     ANSWER_END = names.RETURN
     CALL_END = names.CALL
@@ -59,10 +60,6 @@ class HarmonyFormat(ChatFormat):
         self._renderer = HarmonyRenderer(tokenizer)
         self._tokens = self._renderer.tokens
         super().__init__(tokenizer, self._tokens.stops)
-
-    @classmethod
-    def fits(cls, tokenizer: Tokenizer) -> bool:
-        return names.CHANNEL in tokenizer.control
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:

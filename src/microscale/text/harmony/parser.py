@@ -16,8 +16,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.detokenize import Detokenizer
-from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.events import ASSISTANT, Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, HeaderReader, SegmentEnd
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.json_text import is_json
@@ -36,64 +35,39 @@ class HarmonyParser(OutputParser):
     """A call of a function that was not offered is text of its channel."""
 
     def __init__(self, tokens: HarmonyTokens, tools: Collection[str] | None = None) -> None:
+        super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
-        self._tools = None if tools is None else frozenset(tools)
-        self.is_control = tokens.tokenizer.is_control
         self._ends = tokens.stops | {tokens.end}
-        self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = HarmonyState.HEADER
         self._reader = HeaderReader(started=False)
-        self._kind = Kind.CONTENT
+        self._kind = TextKind.CONTENT
         self._arguments: list[str] = []
-        self._num_calls = 0
-        self._has_content = False
-        self._events: list[Event] = []
         self.header: Header | None = None
         """The header of the open message."""
-        self.flaws = []
 
-    def feed(self, token: int) -> list[Event]:
-        # A token of a header, or part of a character, adds nothing yet.
-        self._events = []
-        if self.is_control(token):
-            self._add_text(self._detokenizer.flush())
-            self._control(token)
-        else:
-            text = self._detokenizer.feed(token)
-            if text:
-                self._add_text(text)
-            elif not self._tokens.tokenizer.token_bytes(token):
-                self._flag(Flaw.STRAY_TOKEN)
-        return self._events
-
-    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        if self._state is not HarmonyState.BODY or self._kind is Kind.CALL:
+    def feed_plain(self, token: int) -> tuple[TextKind, str] | None:
+        if self._state is not HarmonyState.BODY or self._kind is TextKind.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text:
             return None
-        if not self._has_content and self._kind is Kind.CONTENT and not text.isspace():
+        if not self._has_content and self._kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         return self._kind, text
 
     @property
-    def body_kind(self) -> Kind | None:
+    def body_kind(self) -> TextKind | None:
         return self._kind if self._state is HarmonyState.BODY else None
 
-    def finish(self) -> list[Event]:
-        self._events = []
-        self._add_text(self._detokenizer.flush())
+    def _end_output(self) -> None:
         if self._state is HarmonyState.HEADER:
             self._end_header(Flaw.CUT, SegmentEnd.CUT)
         elif self._state is HarmonyState.BODY:
             self._flag(Flaw.CUT)
             self._end_body(complete=False)
         self._state = HarmonyState.IDLE
-        if not self._has_content and not self._num_calls:
-            self._flag(Flaw.NO_CONTENT)
-        return self._events
 
-    def _add_text(self, text: str) -> None:
+    def _add(self, text: str) -> None:
         if not text:
             return
         if self._state is HarmonyState.BODY:
@@ -122,7 +96,7 @@ class HarmonyParser(OutputParser):
 
     def _end(self, token: int) -> None:
         if self._state is HarmonyState.BODY:
-            if token == self._tokens.call and self._kind is not Kind.CALL:
+            if token == self._tokens.call and self._kind is not TextKind.CALL:
                 self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
             self._end_body(complete=True)
         elif self._state is HarmonyState.HEADER:
@@ -188,11 +162,10 @@ class HarmonyParser(OutputParser):
         self._arguments = []
         function = self._function(header)
         if function is not None:
-            self._kind = Kind.CALL
-            self._events.append(Begin(Kind.CALL, header, function, self._num_calls))
-            self._num_calls += 1
+            self._kind = TextKind.CALL
+            self._begin_call(function, header)
         else:
-            self._kind = Kind.REASONING if header.channel == "analysis" else Kind.CONTENT
+            self._kind = TextKind.REASONING if header.channel == "analysis" else TextKind.CONTENT
             self._events.append(Begin(self._kind, header))
         self._flag_header(header)
         if text:
@@ -216,24 +189,19 @@ class HarmonyParser(OutputParser):
             self._flag(Flaw.WRONG_ROLE)
         if header.channel is None:
             self._flag(Flaw.NO_CHANNEL)
-        elif header.channel not in CHANNELS or (self._kind is Kind.CALL and header.channel == "final"):
+        elif header.channel not in CHANNELS or (self._kind is TextKind.CALL and header.channel == "final"):
             self._flag(Flaw.WRONG_CHANNEL)
 
     def _add_body(self, text: str) -> None:
-        if self._kind is Kind.CALL:
+        if self._kind is TextKind.CALL:
             self._arguments.append(text)
-        elif self._kind is Kind.CONTENT and not text.isspace():
+        elif self._kind is TextKind.CONTENT and not text.isspace():
             self._has_content = True
         self._events.append(Text(self._kind, text))
 
     def _end_body(self, *, complete: bool) -> None:
-        if self._kind is Kind.CALL and complete and not is_json("".join(self._arguments)):
+        if self._kind is TextKind.CALL and complete and not is_json("".join(self._arguments)):
             self._flag(Flaw.BAD_ARGUMENTS)
         self._arguments = []
         self.header = None
         self._events.append(End(self._kind, complete))
-
-    def _flag(self, flaw: Flaw, text: str = "") -> None:
-        if flaw not in self.flaws:
-            self.flaws.append(flaw)
-        self._events.append(Flawed(flaw, text))

@@ -20,9 +20,11 @@ NAMES = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 @dataclass(frozen=True)
 class HarmonyTokens:
-    """The ids of the control tokens, and their tokenizer."""
+    """The ids of the control tokens, in the order of ``NAMES``, and their tokenizer."""
 
     tokenizer: Tokenizer
+    stops: frozenset[int]
+    """Tokens that end the model's turn, and with it generation."""
     start: int
     channel: int
     constrain: int
@@ -30,23 +32,11 @@ class HarmonyTokens:
     end: int
     call: int
     return_: int
-    stops: frozenset[int]
-    """Tokens that end the model's turn, and with it generation."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> HarmonyTokens:
         """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
-        stops = {ids[name] for name in (CALL, RETURN, END_OF_TEXT) if name in ids}
-        return cls(
-            tokenizer=tokenizer,
-            start=ids[START],
-            channel=ids[CHANNEL],
-            constrain=ids[CONSTRAIN],
-            message=ids[MESSAGE],
-            end=ids[END],
-            call=ids[CALL],
-            return_=ids[RETURN],
-            stops=frozenset(stops),
-        )
+        stops = frozenset(ids[name] for name in (CALL, RETURN, END_OF_TEXT) if name in ids)
+        return cls(tokenizer, stops, *(ids[name] for name in NAMES))

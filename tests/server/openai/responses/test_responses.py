@@ -8,11 +8,11 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.errors import ItemNotFound, ResponseNotFound
-from microscale.server.openai.responses.convert import messages_of, new_items, stored_input
+from microscale.server.errors import RequestError
 from microscale.server.openai.responses.input_items import InputMessage
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem, StoredResponse
+from microscale.server.openai.responses.to_chat import messages_of, new_items, stored_input
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.options import RequestLimits
 from support.live_server import KEY, MODEL, SEEDS, Live
@@ -241,7 +241,7 @@ def test_the_store_is_bounded_by_number_and_bytes() -> None:
     store.put("big", _kept(85), limits)
     assert len(store) == 2
     assert store.get("r2", "").size == 10
-    with pytest.raises(ResponseNotFound):
+    with pytest.raises(RequestError, match=r"The response .* is not stored"):
         store.get("r4", "")
     store.put("too big", _kept(101), limits)
     assert len(store) == 0
@@ -255,10 +255,10 @@ def test_items_are_found_while_a_response_that_holds_them_is_kept() -> None:
     store.put("second", StoredResponse(b"", (ours,), 1, "me"), limits)
     assert store.item(ours.id, "me") is ours
     for item_id, owner in ((ours.id, "you"), ("msg_1", "me"), ("none", "me")):
-        with pytest.raises(ItemNotFound):
+        with pytest.raises(RequestError, match=r"The item .* is not stored"):
             store.item(item_id, owner)
     store.delete("first", "me")
     assert store.item(ours.id, "me") is ours
     store.delete("second", "me")
-    with pytest.raises(ItemNotFound):
+    with pytest.raises(RequestError, match=r"The item .* is not stored"):
         store.item(ours.id, "me")

@@ -11,12 +11,12 @@ import openai
 import pytest
 
 from microscale.server.errors import BadField
-from microscale.server.openai.responses.calls import CustomInput, action_of
-from microscale.server.openai.responses.convert import messages_of, new_items
 from microscale.server.openai.responses.output_items import Items
-from microscale.server.openai.responses.replies import InputEvent
+from microscale.server.openai.responses.replies import PieceEvent
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore
+from microscale.server.openai.responses.to_chat import messages_of, new_items
+from microscale.server.openai.responses.tool_calls import CustomInput, action_of
 from microscale.server.openai.responses.toolbox import Toolbox, ToolKind
 from microscale.text.output import CallDelta, Delta
 from support.live_server import KEY, MODEL, PATCH, SEEDS, TOOL_CALLS, Live
@@ -82,7 +82,7 @@ def test_custom_input_is_told_as_it_comes() -> None:
     events = list(items.add(Delta((), calls=(CallDelta(0, "apply_patch", ""),))))
     for letter in TOOL_CALLS["apply_patch"]:
         events += items.add(Delta((), calls=(CallDelta(0, None, letter),)))
-    deltas = [event.delta for event in events if isinstance(event, InputEvent)]
+    deltas = [event.delta for event in events if isinstance(event, PieceEvent)]
     assert len(deltas) > 30
     assert "".join(map(str, deltas)) == PATCH
     done, last = items.close("completed")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from microscale.server.openai.logprobs import ChatLogprobs
 from microscale.server.openai.usage import Usage
-from microscale.server.requests.body import Only
+from microscale.server.requests.base import Only
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, ONLY, unset_if_minus_one
 from microscale.server.requests.response_format import StructuredFields
@@ -28,6 +28,10 @@ class ChatRequest(SamplingFields, StructuredFields, ChatFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
 
 class CalledFunction(Struct, frozen=True):
     arguments: str
@@ -42,47 +46,23 @@ class ChatToolCall(Struct, frozen=True):
     """In a stream, where a call arrives in pieces."""
 
 
-class ChatDelta(Struct, frozen=True):
+class ChatMessage(Struct, frozen=True):
+    """A whole message, or what a chunk adds to one."""
+
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     """The same text under an older name."""
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct, frozen=True):
-    index: int
-    delta: ChatDelta
-    finish_reason: str | None = None
-    logprobs: ChatLogprobs | None = None
-    token_ids: tuple[int, ...] | UnsetType = UNSET
-    stop_reason: str | UnsetType = UNSET
-    flaws: list[str] | UnsetType = UNSET
-
-
-class ChatChunk(Struct, frozen=True):
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    object: str = "chat.completion.chunk"
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatMessage(Struct, frozen=True):
-    content: str | None
-    role: Literal["assistant"] = "assistant"
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ChatToolCall] | UnsetType = UNSET
-
-
 class ChatChoice(Struct, frozen=True):
     index: int
-    message: ChatMessage
-    finish_reason: str
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatMessage | UnsetType = UNSET
+    """In a stream."""
+    finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
     token_ids: tuple[int, ...] | UnsetType = UNSET
     stop_reason: str | UnsetType = UNSET
@@ -91,10 +71,12 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatReply(Struct, frozen=True):
+    """A whole reply, or a chunk of a stream."""
+
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
-    object: str = "chat.completion"
+    usage: Usage | UnsetType | None
+    object: str
     prompt_token_ids: list[int] | UnsetType = UNSET

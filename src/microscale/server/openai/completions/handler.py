@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from microscale.server import errors
-from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
-from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, whole_steps
+from microscale.server.generation.engine_requests import num_choices, requests, sampling_params
 from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import TextSlot, encode
@@ -22,12 +21,11 @@ from microscale.server.openai.completions.logprobs import (
     ScoredToken,
     echoed,
     generated,
-    joined,
     prompt_logprobs,
 )
 from microscale.server.openai.completions.schema import CompletionRequest, PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.structured.grammar import completion_grammar
+from microscale.server.structured.turn_grammar import completion_grammar
 from microscale.text.output import Delta, PlainOutput
 
 DEFAULT_TOKENS = 16
@@ -61,7 +59,6 @@ class Completions:
         if grammar is not None:
             ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
             all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
-        asks = [PromptParams(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
         choices = [
             ChoiceOutput(
                 index,
@@ -73,20 +70,18 @@ class Completions:
                 ),
                 keep_outputs=request.logprobs is not None,
             )
-            for index in range(n * len(asks))
+            for index in range(n * len(prompts))
         ]
-        self._prompt_of = [asks[index // n].prompt for index in range(len(choices))]
-        asked = requests(self._record, request, asks, n)
+        self._prompt_of = [prompts[index // n] for index in range(len(choices))]
+        asked = requests(self._record, request, list(zip(prompts, all_params, strict=True)), n)
         steps = generate(host, self._record, asked, choices, self._fast_path(choices[0]))
         async with aclosing(steps):
             if request.stream:
                 async for choice, step in steps:
                     await self._exchange.event(encode(self._reply([self._choice(choice, step)])))
             else:
-                whole: list[list[TextChoice]] = [[] for _ in choices]
-                async for choice, step in steps:
-                    whole[choice.index].append(self._choice(choice, step))
-                done = [_whole(pieces) for pieces in whole]
+                whole = zip(choices, await whole_steps(steps, len(choices)), strict=True)
+                done = [self._choice(choice, step) for choice, step in whole]
                 await self._exchange.json(encode(self._reply(done, final=True)))
                 return
         if request.include_usage:
@@ -130,8 +125,7 @@ class Completions:
         finish = None
         if step.finish is not None:
             finish = step.finish.value
-            self._record.finishes.append(finish)
-            self._host.metrics.finished(finish)
+            self._host.finished(self._record, finish)
         request = self._request
         wants_ids = bool(request.return_token_ids)
         echo = step.first and bool(request.echo)
@@ -195,28 +189,6 @@ def _scored(request: CompletionRequest) -> int | None:
     if request.echo and (request.logprobs is not None or request.max_tokens == 0):
         wanted.append(request.logprobs or 0)
     return max(wanted, default=None)
-
-
-def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
-    """Join the pieces of one choice."""
-    first, last = pieces[0], pieces[-1]
-    logprobs = None
-    if first.logprobs is not None:
-        logprobs = joined([piece.logprobs for piece in pieces if piece.logprobs is not None])
-    ids: tuple[int, ...] | UnsetType = UNSET
-    if first.token_ids is not UNSET:
-        ids = tuple(token for piece in pieces for token in piece.token_ids or ())
-    text = "".join(piece.text for piece in pieces)
-    return TextChoice(
-        first.index,
-        text,
-        last.finish_reason,
-        logprobs,
-        ids,
-        first.prompt_token_ids,
-        last.stop_reason,
-        first.prompt_logprobs,
-    )
 
 
 async def complete(host: Host, body: bytes, exchange: Exchange) -> None:

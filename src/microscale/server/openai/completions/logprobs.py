@@ -78,15 +78,6 @@ def prompt_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -
     return positions
 
 
-def joined(pieces: Sequence[TextLogprobs]) -> TextLogprobs:
-    """Join the pieces of one choice."""
-    whole = TextLogprobs([], [], [], [])
-    for piece in pieces:
-        for name in TextLogprobs.__struct_fields__:
-            getattr(whole, name).extend(getattr(piece, name))
-    return whole
-
-
 def _top(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
     if token.logprob is None:
         return None

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from microscale.server.openai.usage import Usage
-from microscale.server.requests.body import MANY
+from microscale.server.requests.base import MANY
 from microscale.server.requests.fields import MARKS, Strings, Tokens
 from microscale.server.requests.response_format import StructuredFields
 from microscale.server.requests.sampling import SamplingFields

@@ -9,21 +9,19 @@ from contextlib import aclosing
 from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
 from microscale.server.errors import SlowReader
+from microscale.server.generation.chat_prompt import output_of
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
-from microscale.server.generation.engine_requests import PromptParams, requests, sampling_params
-from microscale.server.generation.prompt import output_of
+from microscale.server.generation.engine_requests import requests, turn_params
 from microscale.server.generation.stream import generate
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
 from microscale.server.http.error_replies import code_of, status_of
 from microscale.server.http.exchange import Exchange
 from microscale.server.openai.logprobs import ChatLogprobSorter
-from microscale.server.openai.responses.convert import reply_items, sampling_fields
 from microscale.server.openai.responses.output_items import Items
 from microscale.server.openai.responses.prompt import named_as_sent, response_prompt
 from microscale.server.openai.responses.replies import (
@@ -39,10 +37,10 @@ from microscale.server.openai.responses.replies import (
 )
 from microscale.server.openai.responses.request import SEALED_THOUGHTS, ResponsesRequest
 from microscale.server.openai.responses.store import StoredResponse
+from microscale.server.openai.responses.to_chat import reply_items
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.body import Body
-from microscale.server.structured.grammar import turn_grammar
+from microscale.server.requests.base import Body
 
 
 class Responses:
@@ -56,7 +54,6 @@ class Responses:
         self._record.request_id = f"resp_{secrets.token_hex(24)}"
         self._toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
         self._items = Items(self._toolbox, seals=request.includes(SEALED_THOUGHTS))
-        self._num_reasoning = 0
         self._num_events = 0
         self._response = self._begun(host.check_model(request.model))
 
@@ -79,14 +76,12 @@ class Responses:
         host, request = self._host, self._request
         made = await response_prompt(host, request, self._toolbox, self._record.owner, num_bytes)
         self._conversation, prompt = made.items, made.prompt
-        fields = sampling_fields(request)
+        fields = request.sampling(ignore_eos=request.ignore_eos)
+        logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
         with named_as_sent(self._toolbox):
-            grammar = await turn_grammar(host, made.chat, made.output_format, fields, prompt.begun)
-            logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
-            params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
-        if not params.ignore_eos:
-            params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
-        asked = requests(self._record, fields, [PromptParams(prompt.tokens, params)], 1)
+            most = request.max_output_tokens
+            params = await turn_params(host, made.chat, prompt, made.output_format, fields, most, logprobs)
+        asked = requests(self._record, fields, [(prompt.tokens, params)], 1)
         output = output_of(host, prompt)
         self._choice = ChoiceOutput(0, output, keep_outputs=logprobs is not None)
         self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
@@ -133,8 +128,6 @@ class Responses:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _advance(self, step: ChoiceStep) -> Iterator[Event]:
-        if step.delta.reasoning:
-            self._num_reasoning += len(step.delta.token_ids)
         logprobs = () if self._sorter is None else self._sorter.sort(step).content
         yield from self._items.add(step.delta, logprobs)
         if step.finish is not None:
@@ -143,10 +136,9 @@ class Responses:
             self._end(cut)
 
     def _end(self, cut: bool) -> None:
-        record, response = self._record, self._response
+        response = self._response
         finish = "length" if cut else "stop"
-        record.finishes.append(finish)
-        self._host.metrics.finished(finish)
+        self._host.finished(self._record, finish)
         response.status = "incomplete" if cut else "completed"
         response.completed_at = None if cut else int(time.time())
         response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
@@ -160,7 +152,7 @@ class Responses:
             record.prompt_tokens,
             InputTokensDetails(record.cached_tokens),
             record.completion_tokens,
-            OutputTokensDetails(self._num_reasoning),
+            OutputTokensDetails(record.reasoning_tokens),
             record.prompt_tokens + record.completion_tokens,
         )
 

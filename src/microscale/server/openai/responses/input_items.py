@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from microscale.server.requests.body import MANY, Body
+from microscale.server.requests.base import MANY, Body
 from microscale.server.requests.fields import Name, only_text
 
 SENT_BACK: Mapping[str, str] = {

@@ -16,30 +16,28 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from microscale.server.openai.responses.calls import CustomInput, action_of
 from microscale.server.openai.responses.input_items import sealed
 from microscale.server.openai.responses.replies import (
-    ArgumentsEvent,
     CallReplyItem,
     CustomCallReplyItem,
     Event,
-    InputEvent,
     ItemEvent,
     MessageItem,
     OutputText,
     PartEvent,
     PatchCallItem,
+    PieceEvent,
     ReasoningReplyItem,
     ReasoningReplyText,
     ReplyItem,
     ShellCallItem,
     Status,
-    TextEvent,
 )
+from microscale.server.openai.responses.tool_calls import CustomInput, action_of
 from microscale.server.openai.responses.toolbox import OfferedTool, Toolbox, ToolKind
 from microscale.text.output import CallDelta, Delta
 
-NAMES = {MessageItem: "response.output_text", ReasoningReplyItem: "response.reasoning_text"}
+NAMES = {MessageItem: "output_text", ReasoningReplyItem: "reasoning_text"}
 PREFIXES = {ToolKind.LOCAL_SHELL: "lsh", ToolKind.SHELL: "sh", ToolKind.APPLY_PATCH: "apc"}
 
 
@@ -77,27 +75,19 @@ class Items:
         item, self._open = self._open, None
         if item is None:
             return
-        index = self._index
         if isinstance(item, CustomCallReplyItem):
             yield from self._more_input(item, self._input.finish())
         text, self._pieces = "".join(self._pieces), []
         item.status = status
         if isinstance(item, CallReplyItem):
             item.arguments = text
-            yield ArgumentsEvent(
-                type="response.function_call_arguments.done",
-                item_id=item.id,
-                output_index=index,
-                arguments=text,
-                name=item.name,
-            )
+            yield self._piece(item, "function_call_arguments.done", arguments=text, name=item.name)
         elif isinstance(item, CustomCallReplyItem):
             item.input = text
-            name = "response.custom_tool_call_input.done"
-            yield InputEvent(type=name, item_id=item.id, output_index=index, input=text)
+            yield self._piece(item, "custom_tool_call_input.done", input=text)
         elif isinstance(item, MessageItem | ReasoningReplyItem):
             yield from self._end_text(item, text)
-        yield ItemEvent(type="response.output_item.done", output_index=index, item=item)
+        yield ItemEvent(type="response.output_item.done", output_index=self._index, item=item)
 
     @property
     def _index(self) -> int:
@@ -124,8 +114,7 @@ class Items:
         if isinstance(item, MessageItem):
             entries = list(logprobs)
             item.content[0].logprobs += entries
-        name = NAMES[kind] + ".delta"
-        yield TextEvent(type=name, item_id=item.id, output_index=self._index, delta=text, logprobs=entries)
+        yield self._piece(item, NAMES[kind] + ".delta", content_index=0, delta=text, logprobs=entries)
 
     def _end_text(self, item: MessageItem | ReasoningReplyItem, text: str) -> Iterator[Event]:
         part = item.content[0]
@@ -133,8 +122,7 @@ class Items:
         if isinstance(item, ReasoningReplyItem) and self._seals:
             item.encrypted_content = sealed(text)
         logprobs: list[Any] | UnsetType = part.logprobs if isinstance(part, OutputText) else UNSET
-        name = NAMES[type(item)] + ".done"
-        yield TextEvent(type=name, item_id=item.id, output_index=self._index, text=text, logprobs=logprobs)
+        yield self._piece(item, NAMES[type(item)] + ".done", content_index=0, text=text, logprobs=logprobs)
         yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=self._index, part=part)
 
     def _begin(self, item: ReplyItem) -> Iterator[Event]:
@@ -163,7 +151,7 @@ class Items:
             return
         self._pieces.append(call.arguments)
         if self._built_in is None and isinstance(self._open, CallReplyItem):
-            yield self._arguments(self._open, call.arguments)
+            yield self._piece(self._open, "function_call_arguments.delta", delta=call.arguments)
 
     def _begin_call(self, function: str) -> Iterator[Event]:
         tool = self._toolbox.tool_called(function)
@@ -183,8 +171,7 @@ class Items:
     def _more_input(self, item: CustomCallReplyItem, text: str) -> Iterator[Event]:
         if text:
             self._pieces.append(text)
-            name = "response.custom_tool_call_input.delta"
-            yield InputEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
+            yield self._piece(item, "custom_tool_call_input.delta", delta=text)
 
     def _send_built_in(self, tool: OfferedTool, status: Status) -> Iterator[Event]:
         """Begin the item of a complete call. With invalid arguments it becomes a function call: nothing is lost."""
@@ -195,7 +182,7 @@ class Items:
             item = CallReplyItem(_new_id("fc"), "in_progress", _new_id("call"), tool.name, "")
             yield from self._begin(item)
             if text:
-                yield self._arguments(item, text)
+                yield self._piece(item, "function_call_arguments.delta", delta=text)
             return
         item_id, call_id = _new_id(PREFIXES[tool.kind]), _new_id("call")
         if tool.kind is ToolKind.APPLY_PATCH:
@@ -203,9 +190,8 @@ class Items:
         else:
             yield from self._begin(ShellCallItem(item_id, "in_progress", call_id, action, f"{tool.kind}_call"))
 
-    def _arguments(self, item: CallReplyItem, text: str) -> Event:
-        name = "response.function_call_arguments.delta"
-        return ArgumentsEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
+    def _piece(self, item: ReplyItem, kind: str, **fields: Any) -> Event:
+        return PieceEvent(type=f"response.{kind}", item_id=item.id, output_index=self._index, **fields)
 
 
 def _new_id(kind: str) -> str:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from microscale.server import errors
-from microscale.server.errors import BadField, PreviousResponseNotFound, ResponseNotFound
-from microscale.server.generation.prompt import ChatPrompt, render
+from microscale.server.errors import BadField, RequestError
+from microscale.server.generation.chat_prompt import ChatPrompt, render
 from microscale.server.host import Host
-from microscale.server.openai.responses.convert import chat_fields, messages_of, new_items
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import StoredItem
+from microscale.server.openai.responses.to_chat import chat_fields, messages_of, new_items
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, TextMessage, ToolMessage
 from microscale.server.requests.response_format import TextFormat
 from microscale.server.structured.output_format import OutputFormat, text_format
 
@@ -50,8 +50,8 @@ def _previous(host: Host, request: ResponsesRequest, owner: str) -> tuple[Stored
         return ()
     try:
         return host.stored.get(before, owner).items
-    except ResponseNotFound as error:
-        raise PreviousResponseNotFound(f"previous_response_id: {error}") from None
+    except RequestError as error:
+        raise errors.previous_response_not_found(error) from None
 
 
 def _prepared(
@@ -126,7 +126,7 @@ def without_oldest(messages: Sequence[ChatMessage], num_dropped: int) -> list[Ch
 
 
 def _instructs(message: ChatMessage) -> bool:
-    return isinstance(message, Instruction) and message.role != "user"
+    return isinstance(message, TextMessage) and message.role != "user"
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

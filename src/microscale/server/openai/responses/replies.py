@@ -186,29 +186,15 @@ class PartEvent(Event, kw_only=True):
     part: OutputText | ReasoningReplyText
 
 
-class TextEvent(Event, kw_only=True):
-    """A piece of text, or with ``done`` all of it."""
+class PieceEvent(Event, kw_only=True):
+    """A piece of an item's text, arguments or input; in an event whose type ends in ``done``, all of it."""
 
     item_id: str
     output_index: int
-    content_index: int = 0
+    content_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET
-
-
-class ArgumentsEvent(Event, kw_only=True):
-    item_id: str
-    output_index: int
-    delta: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
-
-
-class InputEvent(Event, kw_only=True):
-    """Input of a custom tool's call."""
-
-    item_id: str
-    output_index: int
-    delta: str | UnsetType = UNSET
     input: str | UnsetType = UNSET

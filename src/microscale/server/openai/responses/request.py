@@ -9,9 +9,10 @@ from pydantic import Discriminator, Field, Tag
 
 from microscale.server.openai.responses.input_items import AnyItem
 from microscale.server.openai.responses.tool_specs import ResponseTools, ToolChoice
-from microscale.server.requests.body import MANY, Body, Only
+from microscale.server.requests.base import MANY, Body, Only
 from microscale.server.requests.fields import MARKS
 from microscale.server.requests.response_format import JsonFormat, SchemaFields, TextFormat, format_kind
+from microscale.server.requests.sampling import CommonSampling
 
 Input = Annotated[
     Annotated[str, Tag("Text")]
@@ -67,7 +68,7 @@ REFUSED: Mapping[str, Only] = {
 """Keys that would change the answer: names from other APIs, and features that are not available."""
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(CommonSampling):
     """``/v1/responses``."""
 
     HARMLESS: ClassVar[Mapping[str, str]] = {
@@ -76,7 +77,6 @@ class ResponsesRequest(Body):
     }
     ONLY = REFUSED
 
-    model: str | None = None
     input: Input
     instructions: str | None = None
     tools: ResponseTools | None = None
@@ -86,10 +86,7 @@ class ResponsesRequest(Body):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     parallel_tool_calls: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     """Responses are stored unless this is false, like OpenAI's."""
@@ -102,15 +99,8 @@ class ResponsesRequest(Body):
     ) = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64, fail_fast=True)] | None = None
-    # Extensions, as in the other endpoints.
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    cache_prompt: bool | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """An extension, as in the other APIs."""
 
     def ignored_values(self) -> Iterable[str]:
         known = (SEALED_THOUGHTS, LOGPROBS)

@@ -69,7 +69,7 @@ class ResponseStore:
             self._forget(next(iter(self._responses)))
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises ``ResponseNotFound`` for a response that is not stored, or belongs to another owner."""
+        """Raises for a response that is not stored, or belongs to another owner."""
         response = self._responses.get(response_id)
         if response is None or response.owner != owner:
             raise errors.response_not_found(response_id)
@@ -77,7 +77,7 @@ class ResponseStore:
         return response
 
     def item(self, item_id: str, owner: str) -> StoredItem:
-        """Raises ``ItemNotFound`` unless a stored response of ``owner`` contains the item."""
+        """Raises unless a stored response of ``owner`` contains the item."""
         shared = self._items.get((owner, item_id))
         if shared is None:
             raise errors.item_not_found(item_id)

@@ -11,10 +11,10 @@ from microscale.server import errors
 from microscale.server.host import Host
 from microscale.server.http.connection import owner_of
 from microscale.server.http.encoding import encode
-from microscale.server.openai.responses.convert import shown
 from microscale.server.openai.responses.replies import Deleted, ItemList
 from microscale.server.openai.responses.store import StoredItem
-from microscale.server.requests.body import IGNORED_HEADER, NAME, Ignored, ignored_header
+from microscale.server.openai.responses.to_chat import shown
+from microscale.server.requests.base import NAME, Ignored
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20
@@ -84,8 +84,4 @@ def _reply(host: Host, data: bytes, request: Request, read: Sequence[str]) -> Re
     names = dict.fromkeys(name.removesuffix("[]") for name in request.query_params)
     # Clients choose these names, and they go into a header and into the log.
     ignored = [Ignored(name if NAME.fullmatch(name) else "?", name in HARMLESS) for name in names if name not in read]
-    headers = {}
-    if ignored:
-        host.ignored.log(ignored)
-        headers[IGNORED_HEADER] = ignored_header(ignored)
-    return Response(data, headers=headers, media_type="application/json")
+    return Response(data, headers=host.ignored_headers(ignored), media_type="application/json")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from microscale.server.requests.body import MANY, Body
+from microscale.server.requests.base import MANY, Body
 
 HINTS: Mapping[str, str] = {
     "defer_loading": "every tool is in the prompt from the beginning",

@@ -23,9 +23,9 @@ from microscale.engine.protocol.frames import HEADER, frame
 from microscale.engine.protocol.messages import error_of
 from microscale.errors import BadRequest
 from microscale.server import errors
-from microscale.server.structured.worker import GrammarError, WorkerVocabulary
+from microscale.server.structured.grammar_worker import GrammarError, WorkerVocabulary
 
-COMMAND = (sys.executable, "-P", "-m", "microscale.server.structured.worker")
+COMMAND = (sys.executable, "-P", "-m", "microscale.server.structured.grammar_worker")
 MAX_KNOWN = 256
 MAX_KNOWN_CHARS = 8 * 2**20
 MAX_WAITING = 32

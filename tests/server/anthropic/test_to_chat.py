@@ -8,9 +8,9 @@ import anthropic
 import pydantic
 import pytest
 
-from microscale.server.anthropic.convert import chat_fields
 from microscale.server.anthropic.request import CountRequest
 from microscale.server.anthropic.thinking import carrying, display_of, effort_of
+from microscale.server.anthropic.to_chat import chat_fields
 from microscale.server.options import RequestLimits
 from support.anthropic_client import ASK, WEATHER
 from support.live_server import KEY, MODEL, Live

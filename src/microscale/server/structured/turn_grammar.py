@@ -10,7 +10,7 @@ from microscale.server.host import Host
 from microscale.server.requests.chat import ChatFields, NamedTool, ToolSpec
 from microscale.server.requests.response_format import StructuredFields
 from microscale.server.requests.sampling import SamplingFields
-from microscale.server.structured.check import GrammarPart
+from microscale.server.structured.grammar_checker import GrammarPart
 from microscale.server.structured.output_format import OutputFormat, read_output_format
 from microscale.text.chat_format import ChatFormat
 from microscale.text.grammar import ANY_OBJECT, Schema, Turn

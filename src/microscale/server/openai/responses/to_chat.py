@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from microscale.server import errors
 from microscale.server.http.encoding import encode
-from microscale.server.openai.responses.calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.input_items import (
     AnyItem,
     BuiltInCallItem,
@@ -30,9 +29,9 @@ from microscale.server.openai.responses.input_items import (
 from microscale.server.openai.responses.replies import ReplyItem
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem
+from microscale.server.openai.responses.tool_calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.chat import ChatFields, ChatMessage, Instruction, MessageBuilder, ToolMessage
-from microscale.server.requests.sampling import SamplingFields
+from microscale.server.requests.chat import ChatFields, ChatMessage, MessageBuilder, TextMessage, ToolMessage
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -44,7 +43,7 @@ PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_
 def new_items(
     request: ResponsesRequest, before: Sequence[StoredItem], store: ResponseStore, owner: str
 ) -> list[StoredItem]:
-    """What the request adds to the conversation. Raises ``ItemNotFound`` for a reference to an unknown item."""
+    """What the request adds to the conversation. Raises for a reference to an unknown item."""
     if isinstance(request.input, str):
         return [stored_input(InputMessage(role="user", content=request.input))]
     known = {item.id for item in before}
@@ -114,7 +113,7 @@ class ItemConverter:
         elif item.role == "assistant":
             builder.say(_text(item.content))
         else:
-            builder.add(Instruction(role=item.role, content=_text(item.content)))
+            builder.add(TextMessage(role=item.role, content=_text(item.content)))
 
     def messages(self) -> list[ChatMessage]:
         return self._builder.messages()
@@ -144,7 +143,7 @@ def _result(item: BuiltInOutputItem) -> str:
 def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], toolbox: Toolbox) -> ChatFields:
     instructions: list[ChatMessage] = []
     if request.instructions:
-        instructions.append(Instruction(role="developer", content=request.instructions))
+        instructions.append(TextMessage(role="developer", content=request.instructions))
     if not instructions and not messages:
         raise errors.not_readable("input")
     wanted = None if request.reasoning is None else request.reasoning.effort
@@ -155,19 +154,4 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort="xhigh" if wanted == "max" else wanted,
         verbosity=None if request.text is None else request.text.verbosity,
-    )
-
-
-def sampling_fields(request: ResponsesRequest) -> SamplingFields:
-    return SamplingFields(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        ignore_eos=request.ignore_eos,
-        cache_prompt=request.cache_prompt,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
     )

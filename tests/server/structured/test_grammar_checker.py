@@ -11,8 +11,8 @@ import pytest
 from microscale.engine.grammar import Vocabulary
 from microscale.errors import QueueFull
 from microscale.server.errors import BadField
-from microscale.server.structured import check as structured_check
-from microscale.server.structured.check import GrammarChecker, GrammarPart
+from microscale.server.structured import grammar_checker
+from microscale.server.structured.grammar_checker import GrammarChecker, GrammarPart
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<|stop|>"], [256])
 GOOD = GrammarPart('start: "a" <|stop|>', "good")
@@ -64,13 +64,13 @@ async def live_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
     await checker.check([GrammarPart('start: "d" <|stop|>', "")])
     assert pid(checker) != second
     # The line before the process is short.
-    monkeypatch.setattr(structured_check, "MAX_WAITING", 1)
+    monkeypatch.setattr(grammar_checker, "MAX_WAITING", 1)
     waiting = asyncio.create_task(checker.check([GrammarPart('start: "e" <|stop|>', "")]))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await checker.check([GrammarPart('start: "f" <|stop|>', "")])
     await waiting
-    monkeypatch.setattr(structured_check, "MAX_KNOWN", 2)
+    monkeypatch.setattr(grammar_checker, "MAX_KNOWN", 2)
     await checker.check([GrammarPart('start: "g" <|stop|>', "")])
     assert len(checker._known) == 2
     await checker.close()

@@ -1,4 +1,4 @@
-"""Renders a conversation to token ids with the checkpoint's chat template and tokenizer, for formats that have one.
+"""Chat formats whose prompts the checkpoint's own chat template lays out.
 
 The template produces one text in which control tokens appear by name. Client text must not produce any: before
 rendering, a guard is inserted after every ``<`` in it (and into names that begin otherwise), so that only the
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from microscale.errors import BadRequest
+from microscale.text.chat_format import ChatFormat
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.conversation import (
+    Effort,
     Message,
     PromptEnd,
     RenderOptions,
@@ -73,6 +76,34 @@ class TemplatePrompt:
         if isinstance(value, list | tuple):
             return [self._guarded(inner, depth + 1) for inner in value]
         return value
+
+
+class TemplateFormat(ChatFormat):
+    """A chat format with the template next to the checkpoint's tokenizer."""
+
+    BOS: ClassVar[str] = ""
+    """The token at the beginning of a prompt, where the tokenizer has it."""
+    EOS: ClassVar[str]
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, stops: Collection[int] = ()) -> None:
+        super().__init__(tokenizer, stops)
+        self._encode = tokenizer.encode
+        self._prompt = TemplatePrompt(tokenizer, template)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        return cls(tokenizer, ChatTemplate.load(Path(tokenizer.source).parent))
+
+    def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
+        control = self.tokenizer.control
+        return self._prompt.render(
+            conversation,
+            options,
+            # Reasoning is on or off; there are no levels.
+            enable_thinking=options.effort in (Effort.MEDIUM, Effort.HIGH),
+            bos_token=self.BOS if self.BOS in control else "",
+            eos_token=self.EOS if self.EOS in control else "",
+        )
 
 
 def _unguarded(text: str) -> str:

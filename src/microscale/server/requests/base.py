@@ -85,7 +85,7 @@ def _walk(body: Body, path: str) -> Iterator[Ignored]:
         if value is not None and name not in body.ONLY:
             yield Ignored(_joined(path, name), name in body.HARMLESS)
     for name in body.ignored_values():
-        yield Ignored(_joined(path, name), False)
+        yield Ignored(_joined(path, name), name in body.HARMLESS)
     for name, value in body.__dict__.items():
         if isinstance(value, Body):
             yield from _walk(value, _joined(path, name))

@@ -22,37 +22,22 @@ from microscale.server.anthropic.input_blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from microscale.server.anthropic.request import CountRequest, HostedTool, MessagesRequest
+from microscale.server.anthropic.request import BILLING, CountRequest
 from microscale.server.anthropic.thinking import carried, effort_of
 from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
 from microscale.server.errors import BadField
 from microscale.server.options import RequestLimits
-from microscale.server.requests.body import MANY, NAME, Ignored
+from microscale.server.requests.base import MANY
 from microscale.server.requests.chat import (
     AssistantMessage,
     ChatFields,
     ChatMessage,
-    Instruction,
     MessageBuilder,
+    TextMessage,
     ToolMessage,
 )
 from microscale.server.requests.response_format import SchemaFields
-from microscale.server.requests.sampling import SamplingFields
 from microscale.server.structured.output_format import OutputFormat, schema_format
-
-BILLING = "x-anthropic-billing-header:"
-"""Claude Code begins a system block for Anthropic's billing with this. In some versions it changes with every turn, and
-would keep the prefix cache from matching."""
-
-
-def ignored_values(request: CountRequest) -> Iterator[Ignored]:
-    """Parts of the request that are known but ignored."""
-    for tool in request.tools or ():
-        if isinstance(tool, HostedTool):
-            yield Ignored(f"tools.{tool.type if NAME.fullmatch(tool.type) else '?'}", False)
-    if isinstance(request.system, list) and any(block.text.startswith(BILLING) for block in request.system):
-        yield Ignored("system.x-anthropic-billing-header", True)
-
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
@@ -79,9 +64,9 @@ def chat_fields(request: CountRequest, limits: RequestLimits) -> ChatFields:
 def _instructions(request: CountRequest) -> Iterator[ChatMessage]:
     system = request.system
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    text = "\n\n".join(text for text in texts if text and not text.startswith(BILLING))
+    text = "\n\n".join(text for text in texts if text and not text.startswith(f"{BILLING}:"))
     if text:
-        yield Instruction(role="system", content=text)
+        yield TextMessage(role="system", content=text)
 
 
 def _conversation(messages: Sequence[AnthropicMessage]) -> list[ChatMessage]:
@@ -121,7 +106,7 @@ def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks:
             texts.append(_readable(block))
             continue
         if texts:
-            builder.add(Instruction(role=role, content="\n".join(texts)))
+            builder.add(TextMessage(role=role, content="\n".join(texts)))
             texts = []
         if isinstance(block, ToolResultBlock):
             builder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
@@ -168,21 +153,6 @@ def output_format_of(request: CountRequest, limits: RequestLimits) -> OutputForm
     # Strict: Anthropic guarantees the schema, so one that cannot be enforced is refused.
     fields = SchemaFields(name="answer", schema=wanted.schema_, strict=True)
     return schema_format(fields, f"{where}.schema", limits)
-
-
-def sampling_fields(request: MessagesRequest) -> SamplingFields:
-    return SamplingFields(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        seed=request.seed,
-        stop=request.stop_sequences,
-        cache_prompt=request.cache_prompt,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
 
 
 RENAMED = (

@@ -1,4 +1,4 @@
-"""Compiles grammars in a process of its own: ``python -m microscale.server.structured.worker``.
+"""Compiles grammars in a process of its own: ``python -m microscale.server.structured.grammar_worker``.
 
 A schema of 60 bytes can keep llguidance busy for ten seconds (``multipleOf: 999983``), and a thread cannot be stopped.
 So the server asks this process first, which it can kill, and the engine gets only grammars that compiled in time.
