@@ -14,6 +14,9 @@ SPAN_BITS = 36
 """Each tensor has so many bits of addresses to itself, and lies in their middle: an address that leaves it is in no
 other, however far it goes."""
 _MIDDLE = 1 << (SPAN_BITS - 1)
+WINDOW_BITS = 40
+WINDOWS = {"local": 1, "shared": 2}
+"""Which window of ``2**WINDOW_BITS`` generic addresses a memory has, below all tensors."""
 ALIGN = 512
 GARBAGE = 0xA5
 

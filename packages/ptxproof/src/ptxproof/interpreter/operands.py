@@ -63,8 +63,12 @@ class Operands:
             raise NotInterpreted(f"The operand {operand!r} is not known.") from None
 
     def typed(self, operand: str, kind: str) -> Read:
-        """An operand as numbers of its type."""
-        read = self.read(operand, bits_of(kind))
+        """An operand as numbers of its type. Of a wider register these are the lowest bits."""
+        bits = bits_of(kind)
+        read = self.read(operand, bits)
+        if self._program.registers.get(operand, bits) > bits:
+            whole, narrow = read, UNSIGNED[bits]
+            read = lambda lanes, active: whole(lanes, active).astype(narrow)
         if kind == "bf16":
             return lambda lanes, active: from_bf16(read(lanes, active))
         dtype = number_type(kind)

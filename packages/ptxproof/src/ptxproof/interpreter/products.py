@@ -49,14 +49,7 @@ class Rows:
 
 @cache
 def _tables(kind: str) -> tuple[Array, Array, Array]:
-    codes = np.arange(2 ** WIDTH[kind])
-    if kind == "bf16":
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            values = numbers.from_bf16(codes.astype(np.uint16)).astype(np.float64)
-    elif kind == "f16":
-        values = codes.astype(np.uint16).view(np.float16).astype(np.float64)
-    else:
-        values = numbers.E4M3 if kind == "e4m3" else numbers.E5M2
+    values = numbers.code_values(kind)
     finite = np.where(np.isfinite(values), values, 0.0)
     exponents = np.maximum(np.frexp(finite)[1] - 1, _SMALLEST[kind])
     whole = np.abs(finite / 2.0 ** (_SMALLEST[kind] - 10.0))

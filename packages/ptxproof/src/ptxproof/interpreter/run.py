@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxproof.errors import InterpretError, NotInterpreted
-from ptxproof.interpreter.access import space_of, store_bytes
+from ptxproof.interpreter.access import GENERIC, space_of, store_bytes
 from ptxproof.interpreter.build import build
 from ptxproof.interpreter.lanes import WARP, Lanes, Mask
 from ptxproof.interpreter.mbarrier import Wait, build_wait
@@ -52,7 +52,7 @@ class Kernel:
             placed.instruction.opcode
             for block in self.program.blocks
             for placed in block
-            if placed.instruction.opcode.startswith("st") and space_of(placed.instruction.opcode) == "shared"
+            if placed.instruction.opcode.startswith("st") and space_of(placed.instruction.opcode) in ("shared", GENERIC)
         ]
         widths = [store_bytes(opcode) for opcode in stores if not opcode.startswith("stmatrix")]
         self._grain = min([4, *widths])
