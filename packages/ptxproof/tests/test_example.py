@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ptx_kernels import warp_kernel
-from ptxproof import Launch, Unsupported, interpret_ptx
+from ptxproof import TritonLaunch, Unsupported, interpret_ptx
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -38,4 +38,4 @@ def test_ptx_with_arguments() -> None:
 
 def test_what_is_no_jit_function_is_refused() -> None:
     with pytest.raises(Unsupported, match="len is a builtin_function_or_method, which cannot be compiled"):
-        Launch.of(len, (1,))
+        TritonLaunch.of(len, (1,))

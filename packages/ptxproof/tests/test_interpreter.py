@@ -8,7 +8,7 @@ import pytest
 from ptx_kernels import block_kernel, run_block, run_warp, warp_kernel
 from ptxproof.errors import InterpretError, Race
 from ptxproof.interpreter.memory import GlobalMemory
-from ptxproof.interpreter.run import Kernel as InterpretedKernel
+from ptxproof.interpreter.run import InterpretedKernel
 
 
 def test_reads_of_what_nobody_wrote() -> None:

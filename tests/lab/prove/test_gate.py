@@ -30,7 +30,7 @@ from microscale_lab.prove import run
 from microscale_lab.prove.bridge import proof_kernel
 from microscale_lab.prove.command import run_prove
 from microscale_lab.prove.report import as_markdown, refusals, write_section
-from microscale_lab.prove.run import Row, Source, judge, prove
+from microscale_lab.prove.run import ProofRow, Source, judge, prove
 from ptxproof.cache import FactsCache
 from ptxproof.compiler import Facts, cache_key
 from ptxproof.targets import PROVED_SMS, matrix_instructions, target
@@ -69,7 +69,7 @@ def only(*kernels: Kernel) -> Source:
     return lambda gpu: kernels
 
 
-def prove_one(kernel: Kernel, gpus: Sequence[str]) -> list[Row]:
+def prove_one(kernel: Kernel, gpus: Sequence[str]) -> list[ProofRow]:
     rows = prove(only(kernel), gpus)
     assert [row.variant for row in rows] == [f"bad_kernels/{kernel.label}"] * len(rows)
     return rows
@@ -217,7 +217,7 @@ def test_matrix_instructions_are_read_from_ptx(ptx: str, names: tuple[str, ...])
 
 
 class TestCache:
-    def rows(self, folder: Path) -> list[Row]:
+    def rows(self, folder: Path) -> list[ProofRow]:
         return prove(only(matmul()), ["h100", "h200"], cache_dir=folder)
 
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -384,8 +384,8 @@ class TestCommand:
         assert text.endswith(f"2 kernels compiled for SM 12.1 with Triton {triton.__version__}: 1 refused.\n")
 
     def test_refusals_with_one_reason_are_one_sentence(self) -> None:
-        bad = [Row("toy", f"toy/{name}", 90, False, "No.", (), 0, 0, 0, 0) for name in "abc"]
-        good = Row("toy", "toy/d", 90, True, None, (), 0, 0, 0, 0)
+        bad = [ProofRow("toy", f"toy/{name}", 90, False, "No.", (), 0, 0, 0, 0) for name in "abc"]
+        good = ProofRow("toy", "toy/d", 90, True, None, (), 0, 0, 0, 0)
         elsewhere = dataclasses.replace(bad[0], sm=120)
         assert list(refusals([*bad, good, elsewhere])) == [
             "toy toy/a and 2 more on SM 9.0: No.",
@@ -413,7 +413,7 @@ class TestCommand:
         assert once.startswith("# Kernels\n\nProse.\n")
         assert once.count("| 9.0 | bad_kernels | 1 | wgmma bf16 | 49152 |") == 1
         monkeypatch.setattr(triton, "__version__", "0.0")
-        write_section(page, as_markdown([Row("toy", "toy/x", 90, True, None, (), 0, 232448, 8, 0)]))
+        write_section(page, as_markdown([ProofRow("toy", "toy/x", 90, True, None, (), 0, 232448, 8, 0)]))
         assert page.read_text().startswith(once.rstrip())
         assert "## Triton 0.0" in page.read_text()
         with pytest.raises(BadSetting, match="Cannot read"):

@@ -17,20 +17,20 @@ from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.checks import Answer, is_exact, is_right
+from microscale_lab.quality.checks import ModelAnswer, is_exact, is_right
 from microscale_lab.quality.choices import REFERENCE, all_choices, choose
 from microscale_lab.quality.encoded import Encoded, encode
 from microscale_lab.quality.measure import Distance, distance, greedy, greedy_after
 from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table, write_section
-from microscale_lab.quality.run import Question, Row, run
+from microscale_lab.quality.run import ChoiceResult, Comparison, run
 from microscale_lab.quality.schema import fits
 from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
 from support.loading import load_model
 from support.tiny_checkpoints import CASES, write_hf
 
 
-def said(content: str = "", calls: tuple[tuple[str, str], ...] = ()) -> Answer:
-    return Answer("", content, calls, ())
+def said(content: str = "", calls: tuple[tuple[str, str], ...] = ()) -> ModelAnswer:
+    return ModelAnswer("", content, calls, ())
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_bars() -> None:
 
 def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     rows = [
-        Row(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0, "sums": 0.95}),
-        Row("fast", 0.9, Distance(0.0123, 4.2e-3, 0.991), {"json": 0.8, "sums": 1.0}),
-        Row("qkv=fp8", 0.97, Distance(0.01, 1e-5, 1.0), {"json": 1.0, "sums": 0.94}),
-        Row("moe-activations=mxfp8", reason="moe-activations: nothing runs it; and more."),
+        ChoiceResult(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0, "sums": 0.95}),
+        ChoiceResult("fast", 0.9, Distance(0.0123, 4.2e-3, 0.991), {"json": 0.8, "sums": 1.0}),
+        ChoiceResult("qkv=fp8", 0.97, Distance(0.01, 1e-5, 1.0), {"json": 1.0, "sums": 0.94}),
+        ChoiceResult("moe-activations=mxfp8", reason="moe-activations: nothing runs it; and more."),
     ]
     page = tmp_path / "quality.md"
     page.write_text("# Quality\n\nWords.\n")
@@ -183,7 +183,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_coarser_formats_are_further_from_float32(folder: Path) -> None:
     tasks = load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:3]
     wanted = choose(["exact", "lm_head=mxfp8", "lm_head=mxfp4", "moe-activations=mxfp8"])
-    rows = list(run(Question(str(folder), Tokenizer.load(folder), tasks, wanted, device="cpu", max_tokens=4)))
+    rows = list(run(Comparison(str(folder), Tokenizer.load(folder), tasks, wanted, device="cpu", max_tokens=4)))
     by_name = {row.choice: row for row in rows}
     kl = {name: row.distance.kl for name, row in by_name.items() if row.distance}
     assert kl[REFERENCE] == 0

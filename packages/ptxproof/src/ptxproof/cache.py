@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxproof.compiler import Facts, cache_key, compile_to_ptx
-from ptxproof.launch import Kernel
+from ptxproof.launch import TritonKernel
 
 
 class _Folder:
@@ -65,13 +65,13 @@ class PtxCache:
     def __init__(self, cache_dir: Path | None) -> None:
         self._files = _Folder(None if cache_dir is None else cache_dir / "ptx")
 
-    def load(self, kernel: Kernel, sm: int) -> tuple[str, int] | None:
+    def load(self, kernel: TritonKernel, sm: int) -> tuple[str, int] | None:
         kept = self._files.load(cache_key(kernel, sm))
         if isinstance(kept, dict) and isinstance(kept.get("ptx"), str) and type(kept.get("shared")) is int:
             return kept["ptx"], kept["shared"]
         return None
 
-    def compiled(self, kernel: Kernel, sm: int) -> tuple[str, int]:
+    def compiled(self, kernel: TritonKernel, sm: int) -> tuple[str, int]:
         """What ``compile_to_ptx`` gives, from the folder if it is there."""
         kept = self.load(kernel, sm)
         if kept is None:

@@ -24,7 +24,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import triton_key
 
 from ptxproof.complaints import captured, reason
-from ptxproof.launch import Kernel
+from ptxproof.launch import TritonKernel
 from ptxproof.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
 
 FACTS_VERSION = 2
@@ -75,7 +75,7 @@ def _target(sm: int) -> GPUTarget:
     return GPUTarget("cuda", sm, WARP_SIZE)
 
 
-def cache_key(kernel: Kernel, sm: int) -> str:
+def cache_key(kernel: TritonKernel, sm: int) -> str:
     """Names all that the facts depend on: source with its callees, specialisation, options, SM and Triton."""
     parts = {
         "facts": FACTS_VERSION,
@@ -94,7 +94,7 @@ def _stable(value: Any) -> str:
     return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__} {value!r}"
 
 
-def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+def source(kernel: TritonKernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
     """The source and options that a launch would compile; refuses what the launch would refuse."""
     fn, backend = kernel.fn, make_backend(target)
     options = dict(kernel.options)
@@ -110,7 +110,7 @@ def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]
     return make(fn, signature, constants, attributes), dict(vars(parsed))
 
 
-def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
+def compile_kernel(kernel: TritonKernel, sm: int, log: IO[bytes]) -> Facts:
     """Compile, and turn whatever the compiler does, short of killing the process, into facts.
 
     ``log`` is an empty file that takes what the compiler writes to the terminal, and outlives it if it is killed.
@@ -127,7 +127,7 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
         return _facts(kernel, compiled, written())
 
 
-def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+def compile_to_ptx(kernel: TritonKernel, sm: int) -> tuple[str, int]:
     """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
 
     def stop_before_ptxas(*arguments: Any) -> tuple[str, str] | None:
@@ -164,7 +164,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
+def _facts(kernel: TritonKernel, compiled: Any, log: str) -> Facts:
     ptx: str = compiled.asm["ptx"]
     registers = _REGISTERS.findall(log)
     spills = _SPILLS.findall(log)

@@ -5,7 +5,7 @@ import the same tables. ``case`` says what a case is, ``errors`` has the norms a
 module with the inputs, the table and the bounds. Which path runs a case on a card is asked of the oracle.
 """
 
-from microscale_lab.cases.case import Case, Compared
+from microscale_lab.cases.case import Compared, KernelCase
 from microscale_lab.cases.tables import all_cases
 
-__all__ = ["Case", "Compared", "all_cases"]
+__all__ = ["Compared", "KernelCase", "all_cases"]

@@ -20,7 +20,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
 Batch = tuple[AttentionSpec, Tensor, PagedKv, AttentionBatch]
@@ -141,7 +141,7 @@ def attention_bound(expected: Tensor) -> Errors:
 
 
 @dataclass(frozen=True)
-class AttentionCase(Case):
+class AttentionCase(KernelCase):
     shape: Shape
     fp8: bool
     sink: float | None
@@ -194,7 +194,7 @@ def name_of(shape: Shape, fp8: bool, sink: float | None) -> str:
     return ", ".join([*parts, "FP8" if fp8 else "bf16", *([] if sink is None else [f"sinks near {sink:g}"])])
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for shape in (*SHAPES, *LARGE):
         for fp8 in (False, True):
             for sink in (None, 0.0, 30.0, -30.0):

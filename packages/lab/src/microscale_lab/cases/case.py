@@ -67,7 +67,7 @@ Finish = Callable[[], Iterator[Compared]]
 
 
 @dataclass(frozen=True)
-class Case(ABC):
+class KernelCase(ABC):
     """One call of an op, small enough for a CPU that interprets PTX unless it says otherwise."""
 
     name: str

@@ -23,7 +23,7 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ BLOCK_SUM = Errors(1e-5, 2e-6)
 
 
 @dataclass(frozen=True)
-class Problem:
+class DenseProblem:
     weights: DenseWeights
     x: Tensor
     residual: Tensor
@@ -53,7 +53,7 @@ def make_weights(fmt: str, rows: int, columns: int, device: str, bias: bool = Tr
     return DenseWeights(encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt)), b)
 
 
-def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> Problem:
+def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> DenseProblem:
     """Tokens and residual stand inside wider buffers whose margins are NaN: reading past a row shows in the result."""
     generator = torch.Generator().manual_seed(tokens)
 
@@ -62,7 +62,7 @@ def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bi
         wide[1:-1, :width] = torch.randn(tokens, width, generator=generator)
         return wide.to(device)[1:-1, :width]
 
-    return Problem(make_weights(fmt, rows, columns, device, bias), margin(columns), margin(rows))
+    return DenseProblem(make_weights(fmt, rows, columns, device, bias), margin(columns), margin(rows))
 
 
 def bf16_bound(expected: Tensor, roundings: int = 1) -> Errors:
@@ -104,13 +104,13 @@ def hold_blocks(actual: Logits) -> Iterator[Compared]:
 
 
 @cache
-def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool) -> Problem:
+def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool) -> DenseProblem:
     """Nobody writes to it, so cards share it."""
     return make_problem(fmt, tokens, rows, columns, device, bias)
 
 
 @dataclass(frozen=True)
-class DenseCase(Case):
+class DenseCase(KernelCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
@@ -122,7 +122,7 @@ class DenseCase(Case):
     def fmt(self) -> str:
         return self.spec.weight_format
 
-    def problem(self, device: str) -> Problem:
+    def problem(self, device: str) -> DenseProblem:
         spec = self.spec
         return problem_of(spec.weight_format, spec.tokens, spec.rows, spec.columns, device, spec.bias)
 
@@ -228,7 +228,7 @@ class LogitsCase(DenseCase):
 
 
 @dataclass(frozen=True)
-class EpilogueCase(Case):
+class EpilogueCase(KernelCase):
     """The launch behind logits that a library computed: equals, signed zeros, NaN, and a last block that is short."""
 
     rows: int
@@ -286,7 +286,7 @@ LARGE = (256, 48, 96)
 """Enough tokens for a bf16 copy of the weights."""
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):

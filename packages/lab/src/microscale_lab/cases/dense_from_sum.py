@@ -26,7 +26,7 @@ from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
 from microscale.planning.calls import run_dense, run_from_sum
 from microscale.planning.paths import Asked, ask
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal
 
@@ -67,7 +67,7 @@ def packed_of(weights: DenseWeights) -> PackedDense:
 
 
 @dataclass(frozen=True)
-class FromSumCase(Case):
+class FromSumCase(KernelCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
@@ -134,7 +134,7 @@ SHAPES = [(16, 32), (144, 352), (48, 1056), (32, 2048), (80, 2880), (16, 4096)]
 TILES = (80, 2880)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for rows, columns in SHAPES:

@@ -17,7 +17,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.drafts import follow, reference
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Case, Compared, Finish, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, same
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def tokens_of(chance: random.Random, rows: int, columns: int, device: str) -> Te
 
 
 @dataclass(frozen=True)
-class FollowCase(Case):
+class FollowCase(KernelCase):
     last: tuple[int, ...]
     """Drafts of each sequence in the step before."""
     lengths: tuple[int, ...]
@@ -90,7 +90,7 @@ class FollowCase(Case):
 
 
 @dataclass(frozen=True)
-class MoveCase(Case):
+class MoveCase(KernelCase):
     lengths: tuple[int, ...]
     head: bool = False
     """As a draft head's step: one kind of layers, wide lengths, drafts and no tokens."""
@@ -150,7 +150,7 @@ class MoveCase(Case):
         return Standing(lines[1], lines[2 : 2 + kinds], lens, None if self.head else lines[0], shown)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     uneven, many = (3, 0, 15, 1, 2), tuple((5 * at) % 8 for at in range(64))
     yield FollowCase("one sequence", (3,), (3,))
     yield FollowCase("nothing was drafted", (0, 0), (1, 0))

@@ -22,7 +22,7 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.planning import registry
 from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.attention import Shape, make_batch, name_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def fused_bound(expected: Tensor) -> Errors:
 
 
 @dataclass(frozen=True)
-class FusedCase(Case):
+class FusedCase(KernelCase):
     shape: Shape
     fp8: bool
     kind: HeadsKind
@@ -220,7 +220,7 @@ def one_of_three(place: int, fp8: bool, kind: HeadsKind, head_dim: int) -> bool:
     return (place + 2 * fp8 + kinds(head_dim).index(kind)) % 3 == 0
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     decode: list[Shape] = [(*shape[:5], [(n - 1, 1) for n in shape[-1]]) for shape in (*SHAPES, *LARGE)]
     for (place, shape), fp8, (title, kind) in product(enumerate(decode), (False, True), KINDS.items()):
         if kind in kinds(shape[2]):

@@ -25,36 +25,37 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
 from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
-from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
+from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, ExpertsInput, ExpertsProblem, e4m3_by_token
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANY = [
-    Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
-    Layer("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False, spread="one"),
-    Layer("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
-          gate=SWIGLU_HALVES),
-    Layer("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
-    Layer("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
-    Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
+    ExpertsInput("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
+    ExpertsInput("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False,
+                 spread="one"),
+    ExpertsInput("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
+                 gate=SWIGLU_HALVES),
+    ExpertsInput("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
+    ExpertsInput("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
+    ExpertsInput("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
-SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("6 tokens, top 3", 6, top_k=3, hidden=352)]
+SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3), ExpertsInput("6 tokens, top 3", 6, top_k=3, hidden=352)]
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 
 @cache
-def problem_of(layer: Layer, fmt: str, device: str) -> Problem:
+def problem_of(layer: ExpertsInput, fmt: str, device: str) -> ExpertsProblem:
     """Nobody writes to it, so cards share it."""
-    return Problem.of(layer, fmt, device)
+    return ExpertsProblem.of(layer, fmt, device)
 
 
 @dataclass(frozen=True)
-class ExpertsCase(Case):
-    layer: Layer
+class ExpertsCase(KernelCase):
+    layer: ExpertsInput
     fmt: str
     activations: Activations
 
@@ -120,7 +121,7 @@ QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
 """The paths whose products have 8-bit activations."""
 
 
-def hold_experts(y: Tensor, problem: Problem, path: MoePath[Any]) -> Iterator[Compared]:
+def hold_experts(y: Tensor, problem: ExpertsProblem, path: MoePath[Any]) -> Iterator[Compared]:
     """An answer of this path against the reference, and against one that quantises alike."""
     exact = problem.expected()
     if path not in QUANTISED:
@@ -142,7 +143,7 @@ def gate_e4m3(h: Tensor) -> Tensor:
     return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
 
 
-def fp8_bound(layer: Layer) -> Errors:
+def fp8_bound(layer: ExpertsInput) -> Errors:
     """Of a layer with the same 8-bit numbers, on FP8 units without block scales.
 
     A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
@@ -188,10 +189,10 @@ def _in_runs(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class WithMlpCase(Case):
+class WithMlpCase(KernelCase):
     """Experts and a dense MLP in the same launches."""
 
-    layer: Layer
+    layer: ExpertsInput
     units: int
 
     @property
@@ -229,7 +230,7 @@ class WithMlpCase(Case):
         return finish
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         for layer in (*LAYERS, *MANY):
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
@@ -238,5 +239,5 @@ def cases() -> Iterator[Case]:
         for layer in MANY:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):
-        layer = Layer("beside an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
+        layer = ExpertsInput("beside an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
         yield WithMlpCase(f"{tokens} tokens", layer, 160)

@@ -12,7 +12,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import Dispatch, RouterKind, reference_dispatch, reference_route
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Case, Compared, Finish, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
 from microscale_lab.cases.errors import Errors, spread, step
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def hold_dispatch(actual: Dispatch, expected: Dispatch) -> Iterator[Compared]:
 
 
 @dataclass(frozen=True)
-class _RoutingCase(Case):
+class _RoutingCase(KernelCase):
     tokens: int
     num_experts: int
     top_k: int
@@ -101,7 +101,7 @@ class DispatchCase(_RoutingCase):
         return lambda: hold_dispatch(actual, reference_dispatch(ids, self.num_experts, self.block))
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for sizes in SIZES:
         tokens, num_experts, top_k = sizes
         name = f"{tokens} tokens, {top_k} of {num_experts}"

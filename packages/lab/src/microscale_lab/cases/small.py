@@ -19,7 +19,7 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, RouterSh
 from microscale.planning import registry
 from microscale.planning.calls import bind_small
 from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache
 
@@ -69,7 +69,7 @@ Build = Callable[[SmallOps, Gpu, str], Finish]
 
 
 @dataclass(frozen=True)
-class SmallCase(Case):
+class SmallCase(KernelCase):
     title: str
     spec: SmallSpec
     build: Build
@@ -294,7 +294,7 @@ ROUTED = [(1, 2880, 128, 4, True), (3, 2880, 32, 4, True), (2, 64, 8, 4, True), 
 SANDWICHED = [(1, 2816, 128), (3, 2100, 100), (17, 64, 128)]
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for tokens, width in ((1, 32), (3, 160), (2, 704), (1, 2816), (3, 2880)):
         spec, name = small_spec(width), f"{tokens} x {width}"
         yield SmallCase(name, "rms_norm", spec, norm(tokens, width, weighted=width != 704))

@@ -16,12 +16,12 @@ from microscale_lab.cases import (
     sampling,
     small,
 )
-from microscale_lab.cases.case import Case
+from microscale_lab.cases.case import KernelCase
 
 TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, drafts)
 
 
 @cache
-def all_cases() -> tuple[Case, ...]:
-    """Every case of every op; ``Case.refuses`` says which of them a card has."""
+def all_cases() -> tuple[KernelCase, ...]:
+    """Every case of every op; ``KernelCase.refuses`` says which of them a card has."""
     return tuple(case for table in TABLES for case in table.cases())

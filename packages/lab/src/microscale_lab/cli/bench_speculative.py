@@ -73,7 +73,7 @@ def bench_speculative(
     from microscale_lab.model_bench import speculative, speculative_table
 
     env = settings.load()
-    plan = speculative.Plan(acceptance, parse_drafts(tokens), depth, steps)
+    plan = speculative.DraftBenchPlan(acceptance, parse_drafts(tokens), depth, steps)
     batches = parse_numbers("--concurrency", concurrency)
     drafter = parse_config(speculative_config)
     if drafter is not None:
@@ -119,7 +119,7 @@ def bench_speculative(
         print(speculative_table.summary(rows, acceptance))
 
 
-def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.Head | None:
+def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.BenchHead | None:
     """The draft head that was asked for, if one was."""
     from microscale.engine.loading.drafting import draft_costs, load_head
     from microscale.engine.speculation.head import HeadDrafter
@@ -129,7 +129,7 @@ def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.Head | None
         return None
     own, head = prepared.head, load_head(prepared.head, model)
     costs = draft_costs(prepared.outline, prepared.plan, prepared.setup, own)
-    return speculative.Head(partial(HeadDrafter, head), costs)
+    return speculative.BenchHead(partial(HeadDrafter, head), costs)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

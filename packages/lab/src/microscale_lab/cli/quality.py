@@ -42,7 +42,7 @@ def quality(
     from microscale.text.tokenizer import Tokenizer
     from microscale_lab.quality import report
     from microscale_lab.quality.choices import choose
-    from microscale_lab.quality.run import Question, run
+    from microscale_lab.quality.run import Comparison, run
     from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
 
     env = settings.load()
@@ -54,7 +54,7 @@ def quality(
         raise BadSetting(f"--markdown {markdown} is no file; its tables are rewritten, so it must be there.")
     tokenizer = Tokenizer.load(resolve(model, offline=env.offline, config_only=True))
     asked = load_tasks(tasks or DEMO_FOLDER / FILE_NAME, samples)
-    question = Question(model, tokenizer, asked, choices, device, env.offline, max_tokens)
+    question = Comparison(model, tokenizer, asked, choices, device, env.offline, max_tokens)
     with progress_bar("Answering") as (start, advance):
         start(len(asked) * len(choices))
         rows = list(run(question, advance))

@@ -51,7 +51,7 @@ def report(
         raise BadSetting("There is no GPU here; --gpu NAME executes a card's kernels on the CPU, and times nothing.")
     if not here.is_cpu and gpu is not None:
         raise BadSetting(f"--gpu is for machines without a GPU, and this one has {here.name}.")
-    asked = card_report.Asked(
+    asked = card_report.ReportScope(
         gpu=here if gpu is None else hardware.known(gpu),
         on_gpu=gpu is None,
         quick=quick,

@@ -27,7 +27,7 @@ from microscale.kernels.op import Activations
 from microscale.planning import registry
 from microscale.planning.calls import run_dense, run_logits
 from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import Row, check, row
+from microscale_lab.kernel_bench.rows import KernelRow, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale_lab.predict.measured_as import path_name
 
@@ -41,7 +41,7 @@ RMS_TOLERANCE = 2.3e-3
 
 
 @dataclass(frozen=True)
-class Shape:
+class DenseShape:
     """One matrix: outputs and inputs per token."""
 
     name: str
@@ -51,15 +51,15 @@ class Shape:
     """An lm_head gives float32 logits with their blocks, and has no bias."""
 
 
-SHAPES = (Shape("qkv", 5120, 2880), Shape("o", 2880, 4096), Shape("lm_head", 201088, 2880, is_head=True))
+SHAPES = (DenseShape("qkv", 5120, 2880), DenseShape("o", 2880, 4096), DenseShape("lm_head", 201088, 2880, is_head=True))
 
 
 def run(
     tokens: Sequence[int] = TOKENS,
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[DenseShape] = SHAPES,
     formats: Sequence[str] = WEIGHT_FORMATS,
     repeats: int = 20,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
     gpu = detect()
     if gpu.is_cpu:
@@ -83,7 +83,7 @@ def _implementations(weight_format: str) -> list[DenseOp[Any]]:
     return [registry.dense(name) for name in names]
 
 
-def random_weights(shape: Shape, weight_format: str, generator: torch.Generator) -> DenseWeights:
+def random_weights(shape: DenseShape, weight_format: str, generator: torch.Generator) -> DenseWeights:
     """Weights of about unit gain with a bias: every code is as likely as any other."""
     rows, columns = shape.rows, shape.columns
     device = generator.device
@@ -109,14 +109,14 @@ def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
 
 
 def _measure(
-    shape: Shape,
+    shape: DenseShape,
     weight_format: str,
     implementation: DenseOp[Any],
     tokens: Sequence[int],
     repeats: int,
     gpu: Gpu,
     ceilings: Ceilings,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     generator = torch.Generator("cuda").manual_seed(shape.rows)
 
     def spec_of(count: int) -> DenseSpec:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from microscale.kernels.launch import Launch, taken_by
-from microscale_lab.kernel_bench.rows import Launched
+from microscale_lab.kernel_bench.rows import StartedKernels
 
 
 @contextmanager
-def counting(path: str) -> Iterator[list[Launched]]:
+def counting(path: str) -> Iterator[list[StartedKernels]]:
     """Inside, kernels start as usual. Afterwards the list holds what was started, by the path of this name."""
     grids: list[int] = []
-    found: list[Launched] = []
+    found: list[StartedKernels] = []
 
     def hear(started: Launch) -> bool:
         grids.append(math.prod(started.grid))
@@ -22,4 +22,4 @@ def counting(path: str) -> Iterator[list[Launched]]:
 
     with taken_by(hear):
         yield found
-    found.append(Launched(path, len(grids), max(grids, default=0)))
+    found.append(StartedKernels(path, len(grids), max(grids, default=0)))

@@ -26,7 +26,7 @@ from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.planning.calls import run_moe
 from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import Row, check, row
+from microscale_lab.kernel_bench.rows import KernelRow, check, row
 from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale_lab.predict.measured_as import path_name
 
@@ -40,7 +40,7 @@ RMS_TOLERANCE = {Activations.BF16: 4.8e-3, Activations.MXFP8: 5e-2}
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """The expert layer of a known model."""
 
     num_experts: int
@@ -59,9 +59,9 @@ class Layer:
 _SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 _GELU = Gate(GateKind.GELU_TANH, interleaved=False)
 LAYERS = {
-    "gpt-oss-120b": Layer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
-    "gpt-oss-20b": Layer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
-    "gemma-4-26b-a4b": Layer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
+    "gpt-oss-120b": ExpertLayer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gpt-oss-20b": ExpertLayer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gemma-4-26b-a4b": ExpertLayer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
 }
 _IMPLEMENTATIONS: dict[tuple[str, Activations], TritonW4A16 | BlockScaledMoe] = {
     ("mxfp4", Activations.BF16): TritonW4A16(),
@@ -86,7 +86,7 @@ def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generat
     return BlockScaled(random_bytes(0, high, k * fmt.bits // 8), random_bytes(117, 121, k // 32), fmt)
 
 
-def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
+def random_experts(layer: ExpertLayer, generator: torch.Generator) -> MoeWeights:
     experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
 
     def bias(rows: int) -> Tensor | None:
@@ -99,7 +99,7 @@ def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
     return MoeWeights(gate_up, down, bias(2 * units), bias(hidden))
 
 
-def random_tokens(layer: Layer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
+def random_tokens(layer: ExpertLayer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
     logits = torch.randn(tokens, layer.num_experts, device=generator.device, generator=generator)
     values, ids = logits.topk(layer.top_k, dim=-1)
     x = torch.randn(tokens, layer.hidden, device=generator.device, generator=generator).bfloat16()
@@ -120,7 +120,7 @@ def run(
     activations: Activations = Activations.BF16,
     num_layers: int = 5,
     repeats: int = 20,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
     gpu = detect()
     if gpu.is_cpu:
@@ -144,7 +144,7 @@ def run(
 
 def _measure(
     model: str,
-    layer: Layer,
+    layer: ExpertLayer,
     spec: MoeSpec,
     packed: list[PackedExperts],
     inputs: list[tuple[Tensor, Routing]],
@@ -152,7 +152,7 @@ def _measure(
     ceilings: Ceilings,
     repeats: int,
     gpu: Gpu,
-) -> Row:
+) -> KernelRow:
     implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
     x, routing = inputs[0]
     case = f"{model}, {spec.tokens} tokens"

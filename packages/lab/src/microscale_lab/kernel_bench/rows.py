@@ -14,7 +14,7 @@ class WrongResult(MicroscaleError):
 
 
 @dataclass(frozen=True)
-class Launched:
+class StartedKernels:
     """What one call starts."""
 
     path: str = ""
@@ -26,7 +26,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One measured case: what ran, how long it took, and how far that is from the card's own ceilings."""
 
     op: str
@@ -43,7 +43,7 @@ class Row:
     """The matrix units whose ceiling it is held against."""
     other_us: float | None = None
     """The same work through torch (cuBLAS, SDPA), where torch can do it."""
-    launched: Launched = Launched()
+    launched: StartedKernels = StartedKernels()
 
 
 def row(
@@ -57,12 +57,14 @@ def row(
     rms_error: float,
     other_us: float | None = None,
     unit: str = "bf16",
-) -> Row:
+) -> KernelRow:
     """A row from what was counted (bytes, operations) and measured."""
     floor = ceilings.floor_us(num_bytes, flops, unit)
     memory_bound = floor > ceilings.floor_us(0, flops, unit)
     rates = (num_bytes / us / 1e3, flops / us / 1e6)
-    return Row(op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, unit, other_us)
+    return KernelRow(
+        op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, unit, other_us
+    )
 
 
 def check(name: str, case: str, gpu_name: str, error: float, allowed: float) -> None:
@@ -71,7 +73,7 @@ def check(name: str, case: str, gpu_name: str, error: float, allowed: float) -> 
         raise WrongResult(f"{name} is off by {error:.1e} (allowed {allowed:.1e}) for {case} on {gpu_name}.")
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[KernelRow]) -> str:
     """The rows as text: GB/s where memory is the limit, TFLOP/s where arithmetic is."""
     width = max((len(r.case) for r in rows), default=4)
     lines = [f"{'case':<{width}} {'us':>9} {'floor':>8} {'rate':>14} {'of ceiling':>11} {'torch us':>9} {'error':>9}"]
@@ -83,5 +85,5 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[KernelRow]) -> list[dict[str, object]]:
     return [asdict(r) for r in rows]

@@ -41,7 +41,7 @@ CHECKED = 16
 
 
 @dataclass(frozen=True)
-class Row:
+class LoadRow:
     """One way to read the checkpoint: medians, and the most memory of all runs."""
 
     what: str
@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
+class LoadResult:
     """All rows, and what their memory is to be held against."""
 
     num_bytes: int
@@ -64,7 +64,7 @@ class Result:
     resident_before: int
     weights_on_host: int
     """What the model's weights take of this process by themselves."""
-    rows: tuple[Row, ...]
+    rows: tuple[LoadRow, ...]
 
     @property
     def beside_weights(self) -> int:
@@ -100,7 +100,7 @@ class OnlyBuffers:
         self._buffers_of.close()
 
 
-def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) -> Result:
+def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) -> LoadResult:
     """Measure; ``BadSetting`` for a model without files. ``ways_to_read``: a load's own without."""
     weights = prepared.weights
     if not isinstance(weights, FromCheckpoint):
@@ -138,14 +138,14 @@ def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) ->
             memory[what] = (max(peak, memory[what][0]), max(growth, memory[what][1]))
     medians = {what: statistics.median(times) for what, times in seconds.items()}
     rows = (
-        Row(what, taken, num_bytes / taken / 1e9, medians["raw"] / taken, *memory[what])
+        LoadRow(what, taken, num_bytes / taken / 1e9, medians["raw"] / taken, *memory[what])
         for what, taken in medians.items()
     )
     on_host = sum(prepared.memory.weights.values()) if prepared.device.type == "cpu" else 0
-    return Result(num_bytes, before, on_host, tuple(rows))
+    return LoadResult(num_bytes, before, on_host, tuple(rows))
 
 
-def table(result: Result) -> str:
+def table(result: LoadResult) -> str:
     lines = [f"{'':22} {'seconds':>8} {'GB/s':>6} {'of raw':>7} {'resident GiB':>13} {'page cache + GiB':>17}"]
     lines += [
         f"{row.what:22} {row.seconds:8.2f} {row.gbs:6.2f} {100 * row.share_of_raw:6.0f}% "
@@ -156,7 +156,7 @@ def table(result: Result) -> str:
     return "\n".join([*lines, f"{result.num_bytes / 1e9:.2f} GB of files; {beside} at the most."])
 
 
-def as_json(result: Result) -> dict[str, object]:
+def as_json(result: LoadResult) -> dict[str, object]:
     return asdict(result) | {"beside_weights": result.beside_weights}
 
 

@@ -19,14 +19,14 @@ import triton
 from microscale.errors import Unsupported
 from microscale.hardware import FAMILY_OF_SM, Family, Gpu, card_name, known, speeds
 from microscale.hardware.speeds import HEAD, Measured, SpeedFile
-from microscale_lab.kernel_bench.rows import Row
+from microscale_lab.kernel_bench.rows import KernelRow
 from microscale_lab.predict.rates import stand_in
 
 DATA = Path(__file__).parent / "measured"
 PLAYED = "played"
 
 
-def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None, played: str | None = None) -> Path:
+def record(rows: Sequence[KernelRow], gpu: Gpu, directory: Path | None = None, played: str | None = None) -> Path:
     """Write the rows into the file of the card's family. ``played``: the card whose kernels ``gpu`` ran."""
     card = card_name(gpu)
     if card is None:
@@ -38,7 +38,7 @@ def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None, played:
     return keep(found, known(played).family, played, _versions(), folder, runs_on=card)
 
 
-def measured(row: Row) -> Measured:
+def measured(row: KernelRow) -> Measured:
     """A benchmark's row as the file keeps it."""
     work = (round(row.gbs * row.us * 1e3), round(row.tflops * row.us * 1e6), row.unit)
     launched = row.launched

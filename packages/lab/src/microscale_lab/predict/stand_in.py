@@ -12,18 +12,18 @@ from pathlib import Path
 
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, Gpu
-from microscale_lab.predict.fit import Held, kernels, score
+from microscale_lab.predict.fit import HeldOutRow, kernels, score
 from microscale_lab.predict.interval import interval
 from microscale_lab.predict.rates import stand_in
 from microscale_lab.predict.sweep import SweepRow, read
 
 
-def held(row: SweepRow, played: Gpu, gpu: Gpu) -> Held:
+def held(row: SweepRow, played: Gpu, gpu: Gpu) -> HeldOutRow:
     """A row and its prediction; ``played`` decides which kernels run, ``gpu`` how long they take."""
     case = row.case
     time = interval(kernels(case, gpu, played), case, gpu)
     name = f"{case.model} {case.precision} {case.kind} {case.batch} x {case.context}"
-    return Held(name, row.us, time.us, time.low_us, time.high_us)
+    return HeldOutRow(name, row.us, time.us, time.low_us, time.high_us)
 
 
 def report(file: Path) -> list[str]:

@@ -18,7 +18,7 @@ from microscale_lab.prove.execute import cuda_device, execute
 from microscale_lab.prove.executed_report import print_rows, rows_of
 from microscale_lab.prove.inventory import recorded
 from microscale_lab.prove.report import as_json, as_markdown, print_tables, summary, write_section
-from microscale_lab.prove.run import Row, Source, prove
+from microscale_lab.prove.run import ProofRow, Source, prove
 from microscale_lab.prove.selection import CPU, CUDA, cases_of, select, shorten
 from ptxproof import Edit
 
@@ -108,7 +108,9 @@ def _console() -> Console:
     return Console() if Console().is_terminal else Console(width=120)
 
 
-def _prove_with_bar(source: Source, gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None) -> list[Row]:
+def _prove_with_bar(
+    source: Source, gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None
+) -> list[ProofRow]:
     with _bar() as show:
         return prove(
             source,

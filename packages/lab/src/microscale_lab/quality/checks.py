@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """One turn of the model."""
 
     reasoning: str
@@ -36,7 +36,7 @@ class Answer:
     """What was wrong with its form."""
 
 
-def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> Answer:
+def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> ModelAnswer:
     """What the ids of a completion, an end token included, say."""
     output = ChatOutput(chat_format.parser(tools))
     deltas = [delta for delta in (output.feed(token_ids), output.finish()) if delta is not None]
@@ -46,7 +46,7 @@ def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[s
         if call.function is not None:
             names[call.call_idx] = call.function
         arguments[call.call_idx] = arguments.get(call.call_idx, "") + call.arguments
-    return Answer(
+    return ModelAnswer(
         "".join(delta.reasoning for delta in deltas),
         "".join(delta.content for delta in deltas),
         tuple((names[at], arguments[at]) for at in names),
@@ -54,7 +54,7 @@ def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[s
     )
 
 
-def is_right(answer: Answer, check: Mapping[str, Any]) -> bool:
+def is_right(answer: ModelAnswer, check: Mapping[str, Any]) -> bool:
     """Whether the answer passes its check."""
     kind = check["kind"]
     if kind == "number":
@@ -71,7 +71,7 @@ def is_right(answer: Answer, check: Mapping[str, Any]) -> bool:
     raise Unsupported(f"Unknown kind of check {kind!r}.")
 
 
-def is_exact(answer: Answer, check: Mapping[str, Any]) -> bool:
+def is_exact(answer: ModelAnswer, check: Mapping[str, Any]) -> bool:
     """As ``is_right``; of a JSON answer every value as well."""
     return is_right(answer, check) and (check["kind"] != "json" or _same(_loaded(answer.content), check["value"]))
 

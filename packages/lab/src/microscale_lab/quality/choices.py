@@ -15,7 +15,7 @@ REFERENCE = "float32"
 
 
 @dataclass(frozen=True)
-class Choice:
+class PrecisionChoice:
     """One way to hold and compute a model."""
 
     name: str
@@ -24,23 +24,23 @@ class Choice:
     """Activations; ``auto`` is float32 on a CPU, so that a plan's weights alone are seen there."""
 
 
-def all_choices() -> list[Choice]:
+def all_choices() -> list[PrecisionChoice]:
     """Float32 first: it is what the others are held against."""
     return [
-        Choice(REFERENCE, make_precision("exact"), "float32"),
-        *(Choice(name, make_precision(name)) for name in PRECISIONS),
-        Choice("activations=bfloat16", make_precision("exact"), "bfloat16"),
-        Choice("moe-activations=mxfp8", make_precision("exact", moe_activations="mxfp8")),
-        Choice("kv-cache=fp8", make_precision("exact", kv_cache_dtype="fp8")),
+        PrecisionChoice(REFERENCE, make_precision("exact"), "float32"),
+        *(PrecisionChoice(name, make_precision(name)) for name in PRECISIONS),
+        PrecisionChoice("activations=bfloat16", make_precision("exact"), "bfloat16"),
+        PrecisionChoice("moe-activations=mxfp8", make_precision("exact", moe_activations="mxfp8")),
+        PrecisionChoice("kv-cache=fp8", make_precision("exact", kv_cache_dtype="fp8")),
         *(
-            Choice(f"{layer}={fmt}", make_precision("exact", (f"{layer}={fmt}",)))
+            PrecisionChoice(f"{layer}={fmt}", make_precision("exact", (f"{layer}={fmt}",)))
             for layer in LAYERS
             for fmt in FORMATS
         ),
     ]
 
 
-def choose(names: Sequence[str]) -> list[Choice]:
+def choose(names: Sequence[str]) -> list[PrecisionChoice]:
     """Those of these names, float32 always among them; all without names."""
     known = {choice.name: choice for choice in all_choices()}
     for name in names:

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Message, Role, ToolCall
-from microscale_lab.quality.tasks import ANALYSIS, FINAL, Task
+from microscale_lab.quality.tasks import ANALYSIS, FINAL, HeldOutTask
 
 
 @dataclass(frozen=True)
 class Encoded:
     """A task for one tokenizer."""
 
-    task: Task
+    task: HeldOutTask
     prompt: list[int]
     answer: list[int]
     """The answer that was taught, its end token included."""
 
 
-def encode(task: Task, chat_format: ChatFormat) -> Encoded:
+def encode(task: HeldOutTask, chat_format: ChatFormat) -> Encoded:
     """Prompt and taught answer in token ids."""
     texts = {said.channel: said.text for said in task.answer if said.function is None}
     calls = tuple(ToolCall("", said.function, said.text) for said in task.answer if said.function is not None)

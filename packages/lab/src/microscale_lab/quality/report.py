@@ -11,13 +11,13 @@ from pathlib import Path
 from microscale.errors import BadSetting
 from microscale.planning.precision import PRECISIONS
 from microscale_lab.quality.choices import REFERENCE
-from microscale_lab.quality.run import Row
+from microscale_lab.quality.run import ChoiceResult
 
 BAR = 20
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ChoiceResult]) -> str:
     """Bars show the divergence on a logarithmic scale: from 1e-6 nats (empty) to 1 (full)."""
     width = max(len(row.choice) for row in rows)
     lines = [f"{'choice':<{width}} {'accuracy':>9} {'loss':>8} {'KL':>9} {'top-1':>7}  divergence"]
@@ -38,11 +38,11 @@ def bar(kl: float) -> str:
     return EIGHTHS[-1] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[ChoiceResult]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def as_markdown(rows: Sequence[Row], title: str, circumstances: str) -> str:
+def as_markdown(rows: Sequence[ChoiceResult], title: str, circumstances: str) -> str:
     """A section: every choice in a table, the plans' accuracy by task in another, and what could not run."""
     ran = [row for row in rows if row.distance is not None and row.accuracy is not None]
     parts = [f"## {title}", "", circumstances, ""]
@@ -76,6 +76,6 @@ def write_section(page: Path, name: str, section: str) -> None:
         raise BadSetting(f"--markdown {page}, where the tables belong, cannot be rewritten: {error}.") from None
 
 
-def short_reason(row: Row) -> str:
+def short_reason(row: ChoiceResult) -> str:
     """The whole reason, with every implementation's, is in the JSON."""
     return (row.reason or "").split(";")[0].rstrip(".")

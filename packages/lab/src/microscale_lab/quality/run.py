@@ -13,7 +13,7 @@ from microscale.engine.runner import Model
 from microscale.errors import Unsupported
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.choices import REFERENCE, Choice
+from microscale_lab.quality.choices import REFERENCE, PrecisionChoice
 from microscale_lab.quality.encoded import Encoded, encode
 from microscale_lab.quality.measure import (
     BATCH,
@@ -25,14 +25,14 @@ from microscale_lab.quality.measure import (
     judge,
     log_probabilities,
 )
-from microscale_lab.quality.tasks import Task
+from microscale_lab.quality.tasks import HeldOutTask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Row:
+class ChoiceResult:
     """One choice. A choice that cannot run here has only its reason."""
 
     choice: str
@@ -43,19 +43,19 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Question:
+class Comparison:
     """What is compared, on which model."""
 
     model: str
     tokenizer: Tokenizer
-    tasks: Sequence[Task]
-    choices: Sequence[Choice]
+    tasks: Sequence[HeldOutTask]
+    choices: Sequence[PrecisionChoice]
     device: str = "auto"
     offline: bool = False
     max_tokens: int = MAX_TOKENS
 
 
-def run(question: Question, on_answers: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
+def run(question: Comparison, on_answers: Callable[[int], None] = lambda count: None) -> Iterator[ChoiceResult]:
     """Rows as they are measured, float32 first. Each choice loads the model anew; one is loaded at a time."""
     chat_format = chat_format_for(question.tokenizer)
     encoded = [encode(task, chat_format) for task in question.tasks]
@@ -75,7 +75,7 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
             model = load(prepare(options))
         except Unsupported as error:
             on_answers(len(encoded))
-            yield Row(choice.name, reason=str(error))
+            yield ChoiceResult(choice.name, reason=str(error))
             continue
         if choice.name == REFERENCE:
             exact = list(log_probabilities(model, encoded))
@@ -86,7 +86,7 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
             answers = _answers(model, encoded, said, question.max_tokens, on_answers)
         found = judge(encoded, answers, chat_format)
         by_task = {task: found.of(task) for task in sorted(found.asked)}
-        yield Row(choice.name, found.share, away, by_task)
+        yield ChoiceResult(choice.name, found.share, away, by_task)
 
 
 def _answers(

@@ -44,7 +44,7 @@ BENCH_MINUTES = 4.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportScope:
     """What the report covers. Without a GPU nothing is timed."""
 
     gpu: Gpu
@@ -60,7 +60,7 @@ class Asked:
 Tell = Callable[[str], None]
 
 
-def make(asked: Asked, tell: Tell = lambda text: None) -> dict[str, Any]:
+def make(asked: ReportScope, tell: Tell = lambda text: None) -> dict[str, Any]:
     """The whole report as JSON."""
     began = time.monotonic()
     with watched() as seen:
@@ -105,7 +105,7 @@ def _card(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _executed(asked: Asked) -> dict[str, Any]:
+def _executed(asked: ReportScope) -> dict[str, Any]:
     """Every kernel against the reference, op by op."""
     card = card_name(asked.gpu)
     if card is None:
@@ -128,7 +128,7 @@ def _executed(asked: Asked) -> dict[str, Any]:
     return {"executed_on": where, "cases": sum(row["cases"] for row in rows), "failed": failed}
 
 
-def _kernel_rows(asked: Asked, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+def _kernel_rows(asked: ReportScope, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of ``bench kernels``, as ``--record`` keeps them."""
     if not asked.on_gpu:
         return [], []
@@ -145,7 +145,7 @@ def _kernel_rows(asked: Asked, tell: Tell) -> tuple[list[dict[str, Any]], list[s
     return found, faults
 
 
-def _models(asked: Asked, tell: Tell) -> list[dict[str, Any]]:
+def _models(asked: ReportScope, tell: Tell) -> list[dict[str, Any]]:
     """Whole models that fit, with what was predicted of each row."""
     if not asked.on_gpu:
         return []

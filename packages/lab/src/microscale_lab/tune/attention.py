@@ -30,13 +30,13 @@ from microscale_lab.kernel_bench.attention import (
     SINKS_SLIDING,
     WIDE_FULL,
     WIDE_SLIDING,
-    Case,
+    AttentionWork,
     Layer,
     make_batch,
     make_kv,
     rms_error,
 )
-from microscale_lab.tune.job import Job, Problem
+from microscale_lab.tune.job import TileSearch, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ QUICK = (
 
 
 @dataclass(frozen=True)
-class Windowed(Case):
+class Windowed(AttentionWork):
     """A layer with another window than its model has, or none."""
 
     window: int | None = None
@@ -75,7 +75,7 @@ class Windowed(Case):
         return replace(super().spec, window=self.window)
 
 
-def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
     """Each kind of work, head size and KV format once."""
     keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
@@ -83,34 +83,34 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
             yield job_of(key, gpu)
 
 
-def case_of(key: tiles.Case) -> Case:
+def case_of(key: tiles.Case) -> AttentionWork:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
-        spec, one = Case(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
+        spec, one = AttentionWork(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
         rows = tiles.VERIFY_ROWS if key.work is Work.FUSED_VERIFY else key.work.rows
         new = 1 if one else rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
-            return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
-        return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
+            return AttentionWork(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
+        return AttentionWork(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
     if key.work is Work.PREFILL_WINDOW and key.head_dim == 64:
         layer = SINKS_SLIDING
-    case = Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
+    case = AttentionWork(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
     if (case.spec.window is not None) == (key.work is Work.PREFILL_WINDOW):
         return case
     return Windowed(layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=None if key.work is Work.PREFILL else WINDOW)
 
 
-def job_of(key: tiles.Case, gpu: Gpu) -> Job:
+def job_of(key: tiles.Case, gpu: Gpu) -> TileSearch:
     case = case_of(key)
     prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
     from_heads = " from the projection" if key.work.fused else ""
-    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
+    return TileSearch(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
 
 
-def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def plain(case: AttentionWork, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From queries."""
 
-    def prepare(device: str) -> Problem:
+    def prepare(device: str) -> TuningProblem:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
         caches = [make_kv(case, generator, device) for _ in range(LAYERS_IN_A_GRAPH)]
@@ -125,17 +125,17 @@ def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
         def error() -> float:
             return rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
 
-        return Problem(lambda: [attend(kv) for kv in caches], error, RMS_TOLERANCE, len(caches))
+        return TuningProblem(lambda: [attend(kv) for kv in caches], error, RMS_TOLERANCE, len(caches))
 
     return prepare
 
 
-def as_stored(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def as_stored(case: AttentionWork, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From queries, with no bf16 copy of FP8 keys."""
     return lambda device: widened_from(NEVER, plain(case, gpu)(device), gpu)
 
 
-def widened_from(rows: int, problem: Problem, gpu: Gpu) -> Problem:
+def widened_from(rows: int, problem: TuningProblem, gpu: Gpu) -> TuningProblem:
     """With a bf16 copy of FP8 keys from so many query rows on."""
     return problem.under(thresholds.SECTION, gpu.family, Key(Name.WIDEN_ROWS), Value(rows))
 
@@ -165,7 +165,7 @@ class FromHeads:
     slots: Tensor
 
     @classmethod
-    def of(cls, case: Case, device: str) -> FromHeads:
+    def of(cls, case: AttentionWork, device: str) -> FromHeads:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
         batch = make_batch(case, generator, device)
@@ -195,19 +195,19 @@ class FromHeads:
         q = TritonSmall(gpu).rope_and_write_kv(self.qkv, *heads, kv, self.slots, self.transform.norms)
         return run_attention(PagedAttention(), self.spec, gpu, q, kv, self.batch, self.sinks)
 
-    def problem(self, attend: Callable[[PagedKv], Tensor]) -> Problem:
+    def problem(self, attend: Callable[[PagedKv], Tensor]) -> TuningProblem:
         expected = self.answer()
 
         def error() -> float:
             return float((attend(self.caches[0]).float() - expected).norm() / expected.norm())
 
-        return Problem(lambda: [attend(kv) for kv in self.caches], error, FUSED_TOLERANCE, len(self.caches))
+        return TuningProblem(lambda: [attend(kv) for kv in self.caches], error, FUSED_TOLERANCE, len(self.caches))
 
 
-def fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def fused(case: AttentionWork, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From the projection."""
 
-    def prepare(device: str) -> Problem:
+    def prepare(device: str) -> TuningProblem:
         heads = FromHeads.of(case, device)
         return heads.problem(lambda kv: heads.in_one_launch(gpu, kv))
 

@@ -12,7 +12,7 @@ from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.memory import WINDOW_BITS, WINDOWS
 from ptxproof.interpreter.numbers import UNSIGNED, Array, bits_of
 from ptxproof.interpreter.operands import Operands, Read, Step, Write, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _SPACES = ("global", "shared", "local", "param")
 GENERIC = "generic"
@@ -43,7 +43,7 @@ def store_bytes(opcode: str) -> int:
     return bits_of(opcode.rpartition(".")[2]) // 8
 
 
-def build_load(ops: Operands, asked: Instruction) -> Step:
+def build_load(ops: Operands, asked: PtxInstruction) -> Step:
     kind = asked.opcode.rpartition(".")[2]
     width, space = bits_of(kind) // 8, space_of(asked.opcode)
     targets = ops.list_of(asked.operands[0])
@@ -64,7 +64,7 @@ def build_load(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def _parameter(asked: Instruction, write: Write, dtype: Any) -> Step:
+def _parameter(asked: PtxInstruction, write: Write, dtype: Any) -> Step:
     found = re.fullmatch(r"\[\s*([\w$]+)\s*\]", asked.operands[1])
     if found is None:
         raise unknown(asked)
@@ -97,7 +97,7 @@ def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
     return everywhere
 
 
-def build_store(ops: Operands, asked: Instruction) -> Step:
+def build_store(ops: Operands, asked: PtxInstruction) -> Step:
     kind = asked.opcode.rpartition(".")[2]
     width, space = bits_of(kind) // 8, space_of(asked.opcode)
     address = ops.address(asked.operands[0], 32 if space in ("shared", "local") else 64)
@@ -127,7 +127,7 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def build_atomic(ops: Operands, asked: Instruction) -> Step:
+def build_atomic(ops: Operands, asked: PtxInstruction) -> Step:
     """One lane after the other, in order."""
     parts = asked.opcode.split(".")
     kind, space = parts[-1], space_of(asked.opcode)
@@ -163,7 +163,7 @@ def build_atomic(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_copy(ops: Operands, asked: Instruction) -> Step:
+def build_copy(ops: Operands, asked: PtxInstruction) -> Step:
     """``cp.async`` and its groups."""
     parts = asked.opcode.split(".")
     if "commit_group" in parts:

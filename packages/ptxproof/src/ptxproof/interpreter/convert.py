@@ -13,13 +13,13 @@ from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.memory import WINDOW_BITS, WINDOWS
 from ptxproof.interpreter.numbers import UNSIGNED, Array, bits_of
 from ptxproof.interpreter.operands import Operands, Step, elementwise, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _TYPE = re.compile(r"(?:bf16|f16|f32|f64|[sub]\d+|e4m3|e5m2|e2m1|ue8m0|tf32)(?:x[24])?")
 _TO_INTEGER: dict[str, Callable[..., Array]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def build_move(ops: Operands, asked: Instruction) -> Step:
+def build_move(ops: Operands, asked: PtxInstruction) -> Step:
     target, source = asked.operands
     bits = bits_of(asked.opcode.rpartition(".")[2])
     if target.startswith("{"):
@@ -51,8 +51,8 @@ def _unpacked(ops: Operands, target: str, source: str, bits: int) -> Step:
     return step
 
 
-def build_address(ops: Operands, asked: Instruction) -> Step:
-    """``cvta.local`` gives a generic address, ``cvta.to.local`` takes one. Those of global memory are generic already."""
+def build_address(ops: Operands, asked: PtxInstruction) -> Step:
+    """``cvta.local`` makes a generic address, ``cvta.to.local`` the reverse. Global addresses are generic already."""
     parts = asked.opcode.replace("::", ".").split(".")
     if "param" in parts:
         raise unknown(asked)
@@ -61,7 +61,7 @@ def build_address(ops: Operands, asked: Instruction) -> Step:
     return elementwise(ops.write(asked.operands[0]), lambda x: convert(x, window), ops.read(asked.operands[1], 64))
 
 
-def build_conversion(ops: Operands, asked: Instruction) -> Step:
+def build_conversion(ops: Operands, asked: PtxInstruction) -> Step:
     parts = asked.opcode.split(".")[1:]
     kinds = [part for part in parts if _TYPE.fullmatch(part)]
     to, source = kinds[0], kinds[-1]
@@ -117,7 +117,7 @@ def _float_to_integer(dtype: type[np.generic], rounding: Callable[..., Array]) -
     return run
 
 
-def _to_pair(ops: Operands, asked: Instruction, to: str, source: str) -> Step:
+def _to_pair(ops: Operands, asked: PtxInstruction, to: str, source: str) -> Step:
     """``cvt.rn.bf16x2.f32 d, a, b``: ``a`` is the upper half; ``cvt.rn.f16x2.e4m3x2 d, a``."""
     if ".relu" in asked.opcode:
         raise unknown(asked)

@@ -11,7 +11,7 @@ from ptxproof.interpreter.flights import Products
 from ptxproof.interpreter.memory import GlobalMemory, LocalMemory
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.phases import Mbarriers
-from ptxproof.interpreter.program import Program
+from ptxproof.interpreter.program import PtxProgram
 from ptxproof.interpreter.shared import SharedMemory
 from ptxproof.interpreter.threads import Threads
 
@@ -26,7 +26,7 @@ class Lanes(Threads):
 
     def __init__(
         self,
-        program: Program,
+        program: PtxProgram,
         blocks: Array,
         grid: tuple[int, int, int],
         params: dict[str, int],

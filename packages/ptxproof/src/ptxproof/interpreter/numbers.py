@@ -36,7 +36,8 @@ def code_values(kind: str) -> Array:
     else:
         values[exponents == (1 << exponent_bits) - 1] = np.nan
         values[magnitudes == ((1 << exponent_bits) - 1) << mantissa_bits] = np.inf
-    return np.where(codes & sign_bit, -values, values)
+    signed: Array = np.where(codes & sign_bit, -values, values)
+    return signed
 
 
 @cache

@@ -11,8 +11,8 @@ import numpy as np
 from ptxproof.errors import NotInterpreted
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.numbers import FLOATS, SIGNED, UNSIGNED, Array, bits_of, from_bf16, to_bf16
-from ptxproof.interpreter.program import Program
-from ptxproof.ptx import Instruction, vector
+from ptxproof.interpreter.program import PtxProgram
+from ptxproof.ptx import PtxInstruction, vector
 
 Read = Callable[[Lanes, Mask], Array]
 Write = Callable[[Lanes, Array, Mask], None]
@@ -26,7 +26,7 @@ _FLOAT64 = re.compile(r"0[dD]([0-9a-fA-F]{16})")
 class Operands:
     """Of one program. ``constants``: where its global variables are."""
 
-    def __init__(self, program: Program, constants: dict[str, int]) -> None:
+    def __init__(self, program: PtxProgram, constants: dict[str, int]) -> None:
         self._program = program
         self.sm = program.sm
         self._symbols = {**program.symbols, **constants}
@@ -125,5 +125,5 @@ def elementwise(write: Write, function: Callable[..., Array], *reads: Read) -> S
     return step
 
 
-def unknown(instruction: Instruction) -> NotInterpreted:
+def unknown(instruction: PtxInstruction) -> NotInterpreted:
     return NotInterpreted(f"{instruction.opcode} is not interpreted.")

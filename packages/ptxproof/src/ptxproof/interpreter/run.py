@@ -20,7 +20,7 @@ from ptxproof.interpreter.mbarrier import Wait, build_wait
 from ptxproof.interpreter.memory import GlobalMemory
 from ptxproof.interpreter.numbers import Array
 from ptxproof.interpreter.operands import Operands, Read, Step
-from ptxproof.interpreter.program import WAITS, Placed, Program
+from ptxproof.interpreter.program import WAITS, ProgramLine, PtxProgram
 
 LANES_AT_ONCE = 8192
 """Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
@@ -42,11 +42,11 @@ class _Block:
     """Its number, and how many threads it waits for; ``None``: for all of the block."""
 
 
-class Kernel:
+class InterpretedKernel:
     """A kernel that can be run."""
 
     def __init__(self, ptx: str, shared_bytes: int) -> None:
-        self.program = Program.parse(ptx)
+        self.program = PtxProgram.parse(ptx)
         self._shared_bytes = shared_bytes
         stores = [
             placed.instruction.opcode
@@ -105,7 +105,7 @@ class Kernel:
         return _Block(tuple(build(ops, each) for each in placed), "next")
 
 
-def _barrier(placed: Placed) -> tuple[int, int | None]:
+def _barrier(placed: ProgramLine) -> tuple[int, int | None]:
     """``bar.sync 1, 128;``"""
     asked = placed.instruction
     parts = asked.opcode.split(".")
