@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
-from microscale.planning.paths import Asked, ask
+from microscale.planning.paths import Asked, ask, path_of
 from microscale_lab.cases.errors import Errors, errors
 
 if TYPE_CHECKING:
@@ -74,10 +74,8 @@ class KernelCase(ABC):
     large: bool = field(default=False, kw_only=True)
     """Too much for a CPU: runs on a GPU alone."""
 
-    @property
-    @abstractmethod
-    def op(self) -> str:
-        """The op, as the registry has it."""
+    op: ClassVar[str]
+    """The op's name in the registry."""
 
     @abstractmethod
     def variant(self, gpu: Gpu) -> str:
@@ -100,3 +98,31 @@ def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str
 def refusal(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Reason | None:
     """Why the implementation, or each of its paths for this form, does not run the spec on the card."""
     return entry.supports(spec, gpu) or ask(entry, form, spec, gpu).refusal
+
+
+class OracleCase(KernelCase):
+    """A case that runs as the oracle decides: by the path that it picks for this implementation and spec."""
+
+    form: ClassVar[Asked] = Asked.RUN
+
+    if TYPE_CHECKING:
+
+        @property
+        def entry(self) -> Any: ...
+
+        @property
+        def spec(self) -> Any:
+            """Sizes of layer and batch, without tensors."""
+
+    def label(self) -> str:
+        """What tells this case from others of the same path."""
+        return ""
+
+    def path(self, gpu: Gpu) -> Any:
+        return path_of(self.entry, self.form, self.spec, gpu)
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, self.label(), ask(self.entry, self.form, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, self.form, self.spec, gpu)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -22,8 +22,8 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal, same
+from microscale.planning.paths import Asked
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 
 if TYPE_CHECKING:
@@ -110,13 +110,11 @@ def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias
 
 
 @dataclass(frozen=True)
-class DenseCase(KernelCase):
+class DenseCase(OracleCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
 
     @property
     def fmt(self) -> str:
@@ -126,15 +124,9 @@ class DenseCase(KernelCase):
         spec = self.spec
         return problem_of(spec.weight_format, spec.tokens, spec.rows, spec.columns, device, spec.bias)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.RUN, self.spec, gpu)
-
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, Asked.RUN, spec, gpu)
+        path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
         with_residual = self.entry.run(packed, spec, gpu, problem.x, problem.residual, path)
         without = self.entry.run(packed, spec, gpu, problem.x, None, path)
@@ -200,15 +192,14 @@ class GemmCase(DenseCase):
 class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "logits", ask(self.entry, Asked.LOGITS, self.spec, gpu).path)
+    form: ClassVar[Asked] = Asked.LOGITS
 
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.LOGITS, self.spec, gpu)
+    def label(self) -> str:
+        return "logits"
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, Asked.LOGITS, spec, gpu)
+        path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
         x = problem.x if spec.softcap is None else problem.x * 40  # far beyond the cap
         plain = self.entry.run_logits(packed, replace(spec, softcap=None), gpu, x, path)
@@ -234,9 +225,7 @@ class EpilogueCase(KernelCase):
     rows: int
     softcap: float | None
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
 
     def variant(self, gpu: Gpu) -> str:
         return "dequantized, logits, cuBLAS, float32 sums"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,13 +20,13 @@ from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
 from microscale.kernels.dense.reference import dense
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Summed
-from microscale.kernels.op import Activations, Reason
+from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
 from microscale.planning.calls import run_dense, run_from_sum
-from microscale.planning.paths import Asked, ask
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal, same
+from microscale.planning.paths import Asked
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal
 
@@ -67,22 +67,16 @@ def packed_of(weights: DenseWeights) -> PackedDense:
 
 
 @dataclass(frozen=True)
-class FromSumCase(KernelCase):
+class FromSumCase(OracleCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
+
+    form: ClassVar[Asked] = Asked.FROM_SUM
 
     def weights(self, device: str) -> DenseWeights:
         return make_weights(self.spec.weight_format, self.spec.rows, self.spec.columns, device, self.spec.bias)
-
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.FROM_SUM, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.FROM_SUM, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         weights = self.weights(device)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -57,9 +57,7 @@ class FollowCase(KernelCase):
     given: bool = False
     seed: int = 0
 
-    @property
-    def op(self) -> str:
-        return "drafts"
+    op: ClassVar[str] = "drafts"
 
     def variant(self, gpu: Gpu) -> str:
         return "follow, given" if self.given else "follow"
@@ -97,9 +95,7 @@ class MoveCase(KernelCase):
     page_size: int = 16
     seed: int = 0
 
-    @property
-    def op(self) -> str:
-        return "drafts"
+    op: ClassVar[str] = "drafts"
 
     def variant(self, gpu: Gpu) -> str:
         return "move on, draft head" if self.head else "move on"

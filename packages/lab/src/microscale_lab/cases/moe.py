@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -24,8 +24,8 @@ from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
-from microscale.planning.paths import Asked, ask, path_of
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, refusal
+from microscale.planning.paths import Asked
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
 from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, ExpertsInput, ExpertsProblem, e4m3_by_token
 
@@ -54,14 +54,12 @@ def problem_of(layer: ExpertsInput, fmt: str, device: str) -> ExpertsProblem:
 
 
 @dataclass(frozen=True)
-class ExpertsCase(KernelCase):
+class ExpertsCase(OracleCase):
     layer: ExpertsInput
     fmt: str
     activations: Activations
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
 
     @property
     def entry(self) -> MoeOp[Any]:
@@ -74,19 +72,16 @@ class ExpertsCase(KernelCase):
         sizes = (layer.num_experts, layer.top_k, layer.hidden, layer.intermediate)
         return MoeSpec(*sizes, self.fmt, self.activations, layer.gate, layer.bias, layer.tokens)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
-
     def refuses(self, gpu: Gpu) -> Reason | None:
-        if reason := refusal(self.entry, Asked.RUN, self.spec, gpu):
+        if reason := super().refuses(gpu):
             return reason
-        if self.activations is Activations.MXFP8 and path_of(self.entry, Asked.RUN, self.spec, gpu) not in QUANTISED:
+        if self.activations is Activations.MXFP8 and self.path(gpu) not in QUANTISED:
             return "runs with bf16 activations at this size, which has a case of its own"
         return None
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, Asked.RUN, spec, gpu)
+        path = self.path(gpu)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
 
@@ -95,15 +90,14 @@ class ExpertsCase(KernelCase):
 class SummedByNormCase(ExpertsCase):
     """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "summed by the next norm", ask(self.entry, Asked.PARTS, self.spec, gpu).path)
+    form: ClassVar[Asked] = Asked.PARTS
 
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.PARTS, self.spec, gpu)
+    def label(self) -> str:
+        return "summed by the next norm"
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, Asked.PARTS, spec, gpu)
+        path = self.path(gpu)
         parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
         weight = torch.ones(self.layer.hidden, device=device).bfloat16()
         stream = torch.zeros_like(problem.x)
@@ -189,15 +183,18 @@ def _in_runs(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class WithMlpCase(KernelCase):
+class WithMlpCase(OracleCase):
     """Experts and a dense MLP in the same launches."""
 
     layer: ExpertsInput
     units: int
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
+
+    form: ClassVar[Asked] = Asked.WITH_MLP
+
+    def label(self) -> str:
+        return "with a dense MLP"
 
     @property
     def entry(self) -> MoeOp[Any]:
@@ -210,17 +207,11 @@ class WithMlpCase(KernelCase):
         mlp = MlpSpec(self.units, "mxfp8", packed=True, bias=False)
         return MoeSpec(*sizes, "mxfp8", Activations.BF16, layer.gate, layer.bias, layer.tokens, mlp)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "with a dense MLP", ask(self.entry, Asked.WITH_MLP, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, Asked.WITH_MLP, self.spec, gpu)
-
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, "mxfp8", device), self.spec
         mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
         both = torch.stack((mlp.x, problem.x))
-        path = path_of(self.entry, Asked.WITH_MLP, spec, gpu)
+        path = self.path(gpu)
         y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
 
         def finish() -> Iterator[Compared]:

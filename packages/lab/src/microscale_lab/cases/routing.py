@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -51,9 +51,7 @@ class _RoutingCase(KernelCase):
     num_experts: int
     top_k: int
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
 
     def refuses(self, gpu: Gpu) -> Reason | None:
         return None if gpu.has(Feature.MMA_BF16) else f"runs on GPUs, and this is a {gpu.name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -207,9 +207,7 @@ class SamplingCase(KernelCase):
     given_blocks: bool = False
     """Whether the lm_head's blocks come with the logits."""
 
-    @property
-    def op(self) -> str:
-        return "sampling"
+    op: ClassVar[str] = "sampling"
 
     def variant(self, gpu: Gpu) -> str:
         return f"triton_sampling, {self.title}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -74,9 +74,7 @@ class SmallCase(KernelCase):
     spec: SmallSpec
     build: Build
 
-    @property
-    def op(self) -> str:
-        return "small"
+    op: ClassVar[str] = "small"
 
     def variant(self, gpu: Gpu) -> str:
         entry = registry.small("triton_small")

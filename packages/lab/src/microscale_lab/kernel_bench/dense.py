@@ -72,11 +72,6 @@ def run(
                 torch.cuda.empty_cache()
 
 
-def streamed_gbs() -> float:
-    """What our kernel of one token's lm_head in bf16 reads: 1.2 GB, so its launch is a hundredth of it."""
-    return next(run((1,), [shape for shape in SHAPES if shape.is_head], ("bf16",))).gbs
-
-
 def _implementations(weight_format: str) -> list[DenseOp[Any]]:
     """Ours for the format, and for bf16 cuBLAS as the oracle may choose it."""
     names = ["triton_bf16", "dequantized"] if weight_format == "bf16" else [f"triton_{weight_format}"]

@@ -138,7 +138,7 @@ def report(family: Family, file: Path) -> list[str]:
     lines = [f"{'group':<62} {'rows':>4} {'fixed us':>8} {'k':>8} {'c or e':>8} {'left':>6}"]
     for key, group in groups(family).items():
         fixed, k, last = group.parameters
-        left = math.sqrt(sum(value * value for value in group.left) / len(group.left))
+        left = math.sqrt(float(group.left @ group.left) / len(group.left))
         lines.append(f"{' '.join(key):<62} {len(group.rows):>4} {fixed:>8.2f} {k:>8.3g} {last:>8.3g} {left:>6.1%}")
     lines += ["", score(held_kernels(family)).line("kernels, each left out")]
     if file.exists():

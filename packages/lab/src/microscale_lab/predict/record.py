@@ -94,7 +94,7 @@ def read_played(file: Path) -> tuple[SpeedFile, Gpu]:
     data = speeds.read_json(file)
     families = {family.name: family for family in FAMILY_OF_SM.values()}
     card, runs_on = known(str(data.get("gpu"))), data.pop("runs_on", None)
-    rates = stand_in(card_name(known(str(runs_on))) or "", card_name(card))
+    rates = stand_in(card_name(known(str(runs_on))) or "", card_name(card) or "")
     return speeds.parse(file, data, families[file.stem], rates), rates
 
 
