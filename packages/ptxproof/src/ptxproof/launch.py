@@ -80,10 +80,10 @@ class TritonLaunch(NamedTuple):
 
 def _signature(fn: Any) -> Any:
     if not isinstance(fn, JITFunction):
-        name = getattr(fn, "__name__", fn)
+        name = getattr(fn, "__name__", None) or getattr(getattr(fn, "fn", fn), "__name__", "the argument")
         raise Unsupported(
-            f"{name} is a {type(fn).__name__}, which cannot be compiled; pass a function with @triton.jit, and do not "
-            "set TRITON_INTERPRET=1."
+            f"{name} is a {type(fn).__name__}, which cannot be compiled; pass a function with @triton.jit (of an "
+            "autotuned kernel its .fn), and do not set TRITON_INTERPRET=1."
         )
     return fn.signature
 
