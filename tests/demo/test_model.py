@@ -28,9 +28,8 @@ from microscale.text.conversation import Effort
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.quality.checks import ModelAnswer, is_right, parse
-from microscale_lab.quality.encoded import encode
 from microscale_lab.quality.measure import complete
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, HeldOutTask, load_tasks
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, HeldOutTask, encode, load_tasks
 from support.browser import SCREENS, chromium
 from support.loading import load_model
 from support.truth import load_transformers

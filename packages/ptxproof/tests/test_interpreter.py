@@ -14,16 +14,16 @@ from ptxproof.interpreter.run import InterpretedKernel
 def test_reads_of_what_nobody_wrote() -> None:
     """An undefined number may be computed with and thrown away, as compilers do; it may not be stored or decide."""
     zeros = np.zeros((32, 1), np.uint32)
-    with pytest.raises(InterpretError, match="stores a number or to an address that nobody wrote"):
+    with pytest.raises(InterpretError, match="stores a number or to an address that was never written"):
         run_warp(warp_kernel("add.u32 %o0, %i0, %t3;", 1, 1), zeros, 1)
-    with pytest.raises(InterpretError, match="depends on a predicate that nobody wrote, in thread 0 of block 0"):
+    with pytest.raises(InterpretError, match="depends on a predicate that was never written, in thread 0 of block 0"):
         run_warp(warp_kernel("mov.b32 %o0, %i0; setp.eq.u32 %p0, %t3, 0; @%p0 mov.b32 %o0, 1;", 1, 1), zeros, 1)
     some = "setp.lt.u32 %p0, %lane, 8; @%p0 mov.b32 %t3, %lane; shfl.sync.bfly.b32 %t4, %t3, 1, 31, -1;"
     kept = run_warp(warp_kernel(f"{some} selp.b32 %o0, %t4, 99, %p0;", 1, 1), zeros, 1)[:, 0]
     assert (kept == [lane ^ 1 if lane < 8 else 99 for lane in range(32)]).all()
-    with pytest.raises(InterpretError, match="nobody wrote, in thread 8 of block 0"):
+    with pytest.raises(InterpretError, match="never written, in thread 8 of block 0"):
         run_warp(warp_kernel(f"{some} mov.b32 %o0, %t4;", 1, 1), zeros, 1)
-    with pytest.raises(Race, match="reads shared memory that nobody wrote"):
+    with pytest.raises(Race, match="reads shared memory that was never written"):
         run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
 
 

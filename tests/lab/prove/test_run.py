@@ -263,7 +263,7 @@ def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
     assert "executed in 2 cases on cpu: all as the reference says." in ran.output
-    with pytest.raises(BadSetting, match="--device and --quick belong to --run"):
+    with pytest.raises(BadSetting, match="--device and --quick need --run"):
         CliRunner().invoke(app, ["prove", "--quick"], catch_exceptions=False)
-    with pytest.raises(BadSetting, match="--markdown shows what was compiled"):
+    with pytest.raises(BadSetting, match="--markdown does not work with --run"):
         CliRunner().invoke(app, ["prove", "--run", "--markdown", str(tmp_path / "page.md")], catch_exceptions=False)

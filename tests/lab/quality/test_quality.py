@@ -17,14 +17,12 @@ from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.checks import ModelAnswer, is_exact, is_right
-from microscale_lab.quality.choices import REFERENCE, all_choices, choose
-from microscale_lab.quality.encoded import Encoded, encode
+from microscale_lab.markdown import write_section
+from microscale_lab.quality.checks import ModelAnswer, fits, is_exact, is_right
 from microscale_lab.quality.measure import Distance, distance, greedy, greedy_after
-from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table, write_section
-from microscale_lab.quality.run import ChoiceResult, Comparison, run
-from microscale_lab.quality.schema import fits
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
+from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table
+from microscale_lab.quality.run import REFERENCE, ChoiceResult, Comparison, all_choices, choose, run
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Encoded, dump_tasks, encode, load_tasks
 from support.loading import load_model
 from support.tiny_checkpoints import CASES, write_hf
 
@@ -150,7 +148,7 @@ def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "quality.md"
     page.write_text("# Quality\n\nWords.\n")
     for title in ("first", "second"):
-        write_section(page, "model", as_markdown(rows, title, "2 prompts."))
+        write_section(page, "quality of model", as_markdown(rows, title, "2 prompts."))
     assert page.read_text().splitlines() == [
         "# Quality", "", "Words.", "", "<!-- begin of the quality of model -->", "## second", "", "2 prompts.", "",
         "| choice | right answers | loss | KL from float32 | same likeliest token |",
@@ -164,7 +162,7 @@ def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
         "<!-- end of the quality of model -->",
     ]  # fmt: skip
     with pytest.raises(BadSetting, match="cannot be rewritten"):
-        write_section(tmp_path / "none.md", "model", "")
+        write_section(tmp_path / "none.md", "quality of model", "")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""Keeps on disk what compiling gave: facts for ``prove``, PTX for who executes it. One JSON file per compilation, named
-by all that its result depends on.
+"""Cache on disk of compilations: facts for ``prove``, PTX for the interpreter. There is one JSON file per compilation,
+named by a hash of everything that the result depends on.
 
-Only what compiled is kept. An error may come from a full disk or a killed process, and whoever mends a kernel wants it
-compiled again in any case. A file that cannot be read is as good as none: the variant is compiled anew.
+Errors are not kept: they may come from a full disk or a killed process, and a kernel that was fixed must be compiled
+again in any case. A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations

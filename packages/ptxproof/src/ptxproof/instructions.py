@@ -26,7 +26,7 @@ class InstructionForm:
     """Of the whole opcode, modifiers included."""
     sms: frozenset[int]
     operands: int | None = None
-    """How many, where the opcode alone does not tell the form."""
+    """Number of operands, where the opcode alone does not identify the form."""
 
     def matches(self, opcode: str, num_operands: int) -> bool:
         return self.pattern.fullmatch(opcode) is not None and self.operands in (None, num_operands)

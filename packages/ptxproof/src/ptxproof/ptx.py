@@ -26,7 +26,7 @@ class PtxInstruction:
 
 @dataclass(frozen=True)
 class PtxStatement:
-    """An instruction and where in the text it stands, the semicolon included."""
+    """An instruction and its place in the text, including the semicolon."""
 
     start: int
     end: int

@@ -115,7 +115,7 @@ class OracleCase(KernelCase):
             """Sizes of layer and batch, without tensors."""
 
     def label(self) -> str:
-        """What tells this case from others of the same path."""
+        """The part of the variant's name that is not the path."""
         return ""
 
     def path(self, gpu: Gpu) -> Any:

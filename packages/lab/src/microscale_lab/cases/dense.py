@@ -54,7 +54,7 @@ def make_weights(fmt: str, rows: int, columns: int, device: str, bias: bool = Tr
 
 
 def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> DenseProblem:
-    """Tokens and residual stand inside wider buffers whose margins are NaN: reading past a row shows in the result."""
+    """Tokens and residual are inside wider buffers whose margins are NaN: reading past a row shows in the result."""
     generator = torch.Generator().manual_seed(tokens)
 
     def margin(width: int) -> Tensor:
@@ -105,7 +105,7 @@ def hold_blocks(actual: Logits) -> Iterator[Compared]:
 
 @cache
 def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool) -> DenseProblem:
-    """Nobody writes to it, so cards share it."""
+    """It is never written to, so cards share it."""
     return make_problem(fmt, tokens, rows, columns, device, bias)
 
 

@@ -1,6 +1,6 @@
 """Cases of a dense layer behind the residual stream: sum, norm and product of one token in one launch.
 
-It must give the bits of the three ops apart, which run beside it here. A sum of squares that is off in its last bit
+It must give the bits of the three ops apart, which run next to it here. A sum of squares that is off in its last bit
 hardly ever shows in a norm of bf16. So further tokens have an epsilon of their own: the mean of their squares less one
 part in 2**18, negated. What is left under the root are some dozens of the sum's last bits. Several of them, for sums in
 another order often agree.

@@ -1,6 +1,6 @@
-"""Cases of what stands between two steps with drafts. All numbers are integers, and must be the reference's.
+"""Cases of the kernels between two steps with drafts. All numbers are integers and must equal the reference's.
 
-Where the next step is laid out, rows behind its own and tables of nobody hold ``POISON``: it must stay there.
+Where the next step is laid out, rows after its own and unused tables hold ``POISON``: it must stay there.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def cases() -> Iterator[KernelCase]:
     uneven, many = (3, 0, 15, 1, 2), tuple((5 * at) % 8 for at in range(64))
     yield FollowCase("one sequence", (3,), (3,))
     yield FollowCase("nothing was drafted", (0, 0), (1, 0))
-    yield FollowCase("nobody drafts next but one", (2, 3), (0, 1))
+    yield FollowCase("only one sequence drafts next", (2, 3), (0, 1))
     for seed in range(4):
         yield FollowCase(f"uneven drafts {seed}", uneven, uneven[::-1], seed=seed)
     yield FollowCase("64 sequences", many, many[::-1])

@@ -93,7 +93,7 @@ LARGE_VERIFY: list[Shape] = [
 
 @dataclass(frozen=True)
 class FusedProblem:
-    """One step of decoding from the projection's heads on. New slots hold NaN, as all that nobody wrote."""
+    """One step of decoding from the projection's heads on. New slots hold NaN, like everything that was not written."""
 
     spec: AttentionSpec
     qkv: Tensor

@@ -1,4 +1,4 @@
-"""Cases of what a draft head's pass has beside its layer: two norms side by side before it, the guess behind it.
+"""Cases of a draft head's pass, without its layer: two norms side by side before it, and the guess after it.
 
 Rows of the table that no token asks for, columns behind the states and places behind the guesses hold ``NaN`` or
 ``POISON``.
@@ -26,7 +26,7 @@ VOCAB = 50
 
 
 def norm_pair(tokens: int, width: int, guesses: int) -> Build:
-    """Tokens that stand ``guesses`` apart, as those of one place in several drafts do."""
+    """Tokens that are ``guesses`` apart, as those of one place in several drafts do."""
 
     def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
         draws = torch.Generator().manual_seed(tokens)

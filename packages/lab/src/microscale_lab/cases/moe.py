@@ -49,7 +49,7 @@ FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 @cache
 def problem_of(layer: ExpertsInput, fmt: str, device: str) -> ExpertsProblem:
-    """Nobody writes to it, so cards share it."""
+    """It is never written to, so cards share it."""
     return ExpertsProblem.of(layer, fmt, device)
 
 
@@ -149,7 +149,7 @@ def fp8_bound(layer: ExpertsInput) -> Errors:
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """A dense MLP beside the experts: its weights, and its own tokens."""
+    """A dense MLP next to the experts: its weights and its own tokens."""
 
     gate_up: BlockScaled
     down: BlockScaled
@@ -230,5 +230,5 @@ def cases() -> Iterator[KernelCase]:
         for layer in MANY:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):
-        layer = ExpertsInput("beside an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
+        layer = ExpertsInput("next to an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
         yield WithMlpCase(f"{tokens} tokens", layer, 160)

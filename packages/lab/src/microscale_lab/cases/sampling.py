@@ -122,7 +122,7 @@ def distance(row: int, token: int, adjusted: Tensor, batch: SamplingBatch) -> fl
 
 
 def counted_apart(batch: SamplingBatch) -> SamplingBatch:
-    """The same batch with a history of its own, in which nobody else counts."""
+    """The same batch with its own copy of the history."""
     if batch.history is None:
         return batch
     return replace(batch, history=replace(batch.history, counts=batch.history.counts.clone()))
@@ -190,7 +190,7 @@ SETUPS = [
     SamplingInput("min-p", 3, 5000, {"temperature": 1.0, "min_p": [1e-4, 0.1, 1.0]}),
     SamplingInput("all three", 3, 5000, {"temperature": 1.2, "top_k": [7, 100, 1000], "top_p": [0.9, 0.5, 0.99],
                                  "min_p": 0.02}),
-    SamplingInput("greedy beside drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0],
+    SamplingInput("greedy next to drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0],
                                            "top_p": [0.1, 1, 1, 1]}),
 ]  # fmt: skip
 LARGE = [SamplingInput("top-p over a flat row of 201088", 1, 201088, {"temperature": 1.0, "top_p": 0.95}, spread=0.5)]
@@ -242,7 +242,7 @@ class ScoreCase(SamplingCase):
 
 
 def blocks_of(x: Tensor, rows: int) -> Logits:
-    """What an lm_head's epilogue says of blocks of so many rows."""
+    """The summary that an lm_head's epilogue gives of blocks of ``rows`` rows."""
     tokens, vocab = x.shape
     padded = torch.nn.functional.pad(x, (0, -vocab % rows), value=-math.inf).view(tokens, -1, rows)
     top = padded.amax(-1)

@@ -117,7 +117,7 @@ def add_norm(tokens: int, width: int, mxfp8: bool) -> Build:
             yield compare("norm", normed, want, bf16_bound(want))
             yield same("sum", plain_total, want_total)
             if coded is not None and total is not None:
-                yield same("sum beside MXFP8", total, want_total)
+                yield same("sum next to MXFP8", total, want_total)
                 yield compare("norm in MXFP8", decode(coded), want.float(), e4m3_bound(want))
 
         return finish
@@ -140,7 +140,7 @@ def add_norm_of_parts(tokens: int, width: int, top_k: int) -> Build:
 
         def finish() -> Iterator[Compared]:
             yield same("sum", total, x + residual)
-            yield same("sum beside MXFP8", coded_total, x + residual)
+            yield same("sum next to MXFP8", coded_total, x + residual)
             yield same("norm", normed, alike)
             yield same("codes", coded.values, coded_alike.values)
             yield same("scales", coded.scales, coded_alike.scales)
@@ -278,7 +278,7 @@ def rope(heads: Heads) -> Build:
 
 
 def empty_cache(pages: int, kv_heads: int, page_size: int, dim: int, fp8: bool, device: str) -> PagedKv:
-    """Filled with what nobody may have written; the scales of E4M3 let the last head saturate."""
+    """Filled with values that no kernel writes; the scales of E4M3 let the last head saturate."""
     shape = (pages, kv_heads, page_size, dim)
     if not fp8:
         k, v = (torch.full(shape, -7.0, device=device).bfloat16() for _ in "kv")

@@ -1,7 +1,7 @@
 """``microscale bench kernels attention``: one attention layer over paged KV, decode and prefill.
 
 Each row is checked against the float32 reference before it is timed. A graph holds several layers, each with pages of
-its own in random order, so that nothing is read from L2 and the replay itself does not count. Beside it stands torch's
+its own in random order, so that nothing is read from L2 and the replay itself does not count. Next to it is torch's
 SDPA on contiguous keys and values, without sinks, where it can do the same work: bf16 and no window.
 """
 
@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
 from microscale.planning.calls import run_attention
-from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import PAGE_SIZE, layer_spec
-from microscale_lab.kernel_bench.rows import KernelRow, check, row
-from microscale_lab.kernel_bench.timing import GIB, Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import GIB, Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
@@ -155,9 +153,7 @@ def rms_error(out: Tensor, q: Tensor, kv: PagedKv, batch: AttentionBatch, spec: 
 
 def run(cases: Sequence[AttentionWork] = CASES, repeats: int = 20) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for case in cases:
         yield measure(case, gpu, ceilings, repeats)

@@ -1,6 +1,6 @@
 """``microscale bench kernels dense``: gpt-oss's dense layers in every weight format, from one token to a prefill chunk.
 
-Each row is checked against the float32 reference on a sample of tokens before it is timed. Weights rotate over so many
+Each row is checked against the float32 reference on a sample of tokens before it is timed. Weights rotate over enough
 layers that none is read from L2. Times are of CUDA-graph replays; ``torch`` is cuBLAS on bf16 weights.
 """
 
@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.errors import Unsupported
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.dense import small_batch, unpack
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.reference import dense
@@ -26,9 +25,8 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
 from microscale.planning import registry
 from microscale.planning.calls import run_dense, run_logits
-from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import KernelRow, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 TOKENS = (1, 2, 4, 8, 16, 64, 512, 4096)
@@ -61,9 +59,7 @@ def run(
     repeats: int = 20,
 ) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for shape in shapes:
         for weight_format in formats:

@@ -15,7 +15,7 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.reference import moe
@@ -25,9 +25,8 @@ from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.planning.calls import run_moe
-from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import KernelRow, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
@@ -122,9 +121,7 @@ def run(
     repeats: int = 20,
 ) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     if model not in LAYERS:
         raise Unsupported(f"Unknown expert layer {model!r}; known are {', '.join(LAYERS)}.")
     layer = LAYERS[model]

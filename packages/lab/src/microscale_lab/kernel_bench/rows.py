@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from microscale.errors import MicroscaleError
+from microscale.kernels.launch import Launch, taken_by
 from microscale_lab.kernel_bench.timing import Ceilings
 
 
@@ -87,3 +90,18 @@ def table(rows: Sequence[KernelRow]) -> str:
 
 def as_json(rows: Sequence[KernelRow]) -> list[dict[str, object]]:
     return [asdict(r) for r in rows]
+
+
+@contextmanager
+def counting(path: str) -> Iterator[list[StartedKernels]]:
+    """Inside, kernels start as usual. Afterwards the list holds what was started, by the path of this name."""
+    grids: list[int] = []
+    found: list[StartedKernels] = []
+
+    def count(started: Launch) -> bool:
+        grids.append(math.prod(started.grid))
+        return True
+
+    with taken_by(count):
+        yield found
+    found.append(StartedKernels(path, len(grids), max(grids, default=0)))

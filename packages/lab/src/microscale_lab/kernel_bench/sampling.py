@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling import reference
 from microscale.kernels.sampling.blocked import TritonSampling
@@ -22,7 +21,7 @@ from microscale.kernels.sampling.cost import history_bytes, logit_bytes
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, Sampled, SamplingBatch, SamplingSpec
 from microscale.planning.calls import run_sampling
 from microscale_lab.kernel_bench.rows import KernelRow, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,9 +150,7 @@ def run(
     vocabularies: Sequence[int] = VOCABULARIES, tokens: Sequence[int] = TOKENS, cases: Sequence[SamplingWork] = CASES
 ) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     generator = torch.Generator("cuda").manual_seed(0)
     for vocab in vocabularies:

@@ -1,8 +1,8 @@
 """``microscale bench kernels small``: norms, rotation with KV write, router and gates at a range of token counts.
 
 Each op is checked against its reference before it is timed. A graph holds the op many times over, on tensors of its
-own each time, so that the replay itself does not count. Beside it stands the same work through torch, where that is a
-few calls.
+own each time, so that the replay itself does not count. The same work through torch is timed
+next to it, where that is a few calls.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.moe.spec import MoeSpec
@@ -25,10 +24,9 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpe
 from microscale.planning.bound import Small
 from microscale.planning.calls import bind_small
 from microscale.planning.ops import MLP_RUN
-from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import layer_spec
-from microscale_lab.kernel_bench.rows import KernelRow, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,9 +139,7 @@ WORK = (add_rms_norm, add_norm_route, heads, normed_heads, gated)
 
 def run(tokens: Sequence[int] = TOKENS, repeats: int = 20) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for make in WORK:
         for number in tokens:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu, detect
+
 GIB = 1 << 30
 
 
@@ -51,6 +54,14 @@ class Ceilings:
     def floor_us(self, num_bytes: float, flops: float, unit: str = "bf16") -> float:
         tflops = self.fp8_tflops if unit == "fp8" and self.fp8_tflops else self.bf16_tflops
         return max(num_bytes / (self.read_gbs * 1e3), flops / (tflops * 1e6))
+
+
+def present_gpu() -> Gpu:
+    """This machine's GPU; refuses a machine without one."""
+    gpu = detect()
+    if gpu.is_cpu:
+        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    return gpu
 
 
 def measure_ceilings(read_bytes: int = 2 * GIB, size: int = 8192) -> Ceilings:

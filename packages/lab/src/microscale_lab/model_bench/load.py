@@ -1,4 +1,4 @@
-"""``microscale bench load``: how fast a checkpoint becomes a model, beside the same files read raw.
+"""``microscale bench load``: how fast a checkpoint loads, next to a raw read of the same files.
 
 Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``Reads``, such
 as ``2 x 8 MiB``: ``in flight`` reads the files so, each thread into one place; ``buffers`` is the loader's reading,
@@ -68,7 +68,7 @@ class LoadResult:
 
     @property
     def beside_weights(self) -> int:
-        """Most that a load took of this process, beside the weights that stay in it."""
+        """Peak memory of a load in this process, without the weights that stay in it."""
         return self.rows[-1].peak_resident - self.weights_on_host
 
 
@@ -152,8 +152,8 @@ def table(result: LoadResult) -> str:
         f"{row.peak_resident / GIB:13.2f} {row.page_cache_growth / GIB:17.2f}"
         for row in result.rows
     ]
-    beside = f"{result.beside_weights / GIB:.2f} GiB resident beside the weights"
-    return "\n".join([*lines, f"{result.num_bytes / 1e9:.2f} GB of files; {beside} at the most."])
+    extra = f"{result.beside_weights / GIB:.2f} GiB resident without the weights"
+    return "\n".join([*lines, f"{result.num_bytes / 1e9:.2f} GB of files; peak {extra}."])
 
 
 def as_json(result: LoadResult) -> dict[str, object]:

@@ -49,7 +49,7 @@ STEPS = 8
 
 
 class Ranged:
-    """A bound op whose calls stand in a named range."""
+    """A bound op whose calls run inside a named range."""
 
     def __init__(self, inner: Any, name: str, methods: dict[str, str] | None = None) -> None:
         self._inner = inner

@@ -158,7 +158,7 @@ _Accepted: TypeAlias = "tuple[list[int], Tensor]"
 
 
 class _ByChance(Sampler):
-    """Draws as ever, and accepts drafts by chance. Nothing but a bench may do that: the tokens are not the model's."""
+    """Draws as usual, and accepts drafts at random. Only a benchmark may do that: the tokens are not the model's."""
 
     def __init__(self, *given: Any, acceptance: float) -> None:
         super().__init__(*given)
@@ -180,7 +180,7 @@ class _ByChance(Sampler):
         return self._counts_of[drawn.reading]
 
     def _choose(self, lengths: Sequence[int], steps: int) -> list[_Accepted]:
-        """For so many steps, which a server would find among its tokens: a copy to the device is none of its costs."""
+        """Choose for several steps at once: a server finds this among its tokens, and copies nothing to the device."""
         counts = [[self._count(length) for length in lengths] for _ in range(steps)]
         return list(zip(counts, self._layouts.there(torch.tensor(counts)), strict=True))
 
@@ -204,7 +204,7 @@ class BenchHead:
     """A drafter that is a model."""
 
     make: Callable[[int], Drafter]
-    """For an engine of its own, with drafts of up to so many tokens."""
+    """Make it for an engine of its own, given the maximum length of a draft."""
     costs: DraftCosts
 
 

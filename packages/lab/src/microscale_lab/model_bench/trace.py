@@ -1,7 +1,7 @@
 """What the GPU did in a run, from torch's trace: kernels in order, the named range each was launched in, and the gaps.
 
-A kernel carries the number of the call that launched it; where that call stands among the named ranges of the host says
-to which part it belongs. A replayed graph has one call for all its kernels. They are the kernels of the same step
+A kernel has the number of the call that launched it; the position of that call among the host's named ranges gives the
+part that it belongs to. A replayed graph has one call for all its kernels. They are the kernels of the same step
 without a graph and get their parts from there: the first of a name from the first of that name, and so on. (Branches of
 a graph overlap, so that the order of different kernels may be another.)
 """

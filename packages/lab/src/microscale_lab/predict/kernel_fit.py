@@ -35,7 +35,7 @@ NOISE = 0.015
 LEAST_DOUBT = 0.15
 """Log deviation that the formula is given before its rows speak, with the weight of ``DOUBT_ROWS`` rows."""
 DOUBT_ROWS = 3
-# Where parameters stand before the rows speak, and their log deviation: fixed us, k, and c or e.
+# Parameters before any rows are fitted, and their log deviation: fixed us, k, and c or e.
 STREAMING_START, LARGE_START = (4.0, 0.04, 1.2e-3), (8.0, 0.04, 0.6)
 START_DOUBT = (0.7, 1.0, 0.7)
 # Doublings over which what is left of neighbouring rows is alike: of bytes, and of operations.
@@ -85,7 +85,7 @@ class FitRow:
 
 
 def place(work: KernelWork) -> tuple[float, float]:
-    """Where a row stands among others: doublings of bytes and of operations."""
+    """The position of a row among others: doublings of bytes and of operations."""
     return math.log2(1 + work.bytes), math.log2(1 + work.flops)
 
 

@@ -127,7 +127,7 @@ class Correction:
     factor: float
     deviation: float
     near: bool
-    """Rows of the same model in the same precision, on this kind of card, stand behind it."""
+    """It rests on rows of the same model in the same precision on this kind of card."""
     of_rest: bool
     """Only what is not reading is multiplied: the rows are another card's, and its bandwidth is known."""
 

@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ExecutedCase:
-    """A case on a card: the unit that stands for it, which another card may have run, and its outcome."""
+    """A case on a card, the execution that covers it (perhaps for another card), and its outcome."""
 
     gpu: Gpu
     unit: CaseOnCard
@@ -125,7 +125,7 @@ def _compile_one(cache: PtxCache, kernel: Kernel, sm: int, log: IO[bytes]) -> di
 def _run_chunk(
     units: Sequence[CaseOnCard], device: str, cache: PtxCache, edit: Edit | None, log: IO[bytes]
 ) -> dict[str, Any]:
-    # The parent may have used torch's threads, and a fork has none of them: with one thread nobody waits for them.
+    # The parent may have used torch's threads, and a fork has none of them: with one thread nothing waits for them.
     torch.set_num_threads(1)
     outcomes = []
     with _as(units[0].gpu, device, cache, edit) as played:

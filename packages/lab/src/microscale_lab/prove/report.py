@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import triton
@@ -16,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microscale.errors import BadSetting
 from microscale_lab.prove.run import ProofRow
 from ptxproof.targets import target
 
@@ -114,21 +111,6 @@ def as_markdown(rows: Sequence[ProofRow]) -> str:
         notes = [f"- {row.variant} on {target(row.sm).label}: {row.reason}" for row in of_op if row.reason]
         parts += ["", *notes, ""] if notes else [""]
     return "\n".join(parts)
-
-
-def write_section(page: Path, section: str) -> None:
-    """Put ``section`` between this Triton version's markers in ``page``, which keeps all the rest."""
-    begin, end = (f"<!-- {edge} of the proof with Triton {triton.__version__} -->" for edge in ("begin", "end"))
-    block = f"{begin}\n{section.strip()}\n{end}"
-    try:
-        text = page.read_text()
-    except OSError as error:
-        raise BadSetting(f"Cannot read {page}, where the tables belong: {error.strerror}.") from None
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if pattern.search(text):
-        page.write_text(pattern.sub(lambda _: block, text))
-    else:
-        page.write_text(f"{text.rstrip()}\n\n{block}\n")
 
 
 def _grouped(rows: Sequence[ProofRow], key: Callable[[ProofRow], T]) -> Iterator[tuple[T, list[ProofRow]]]:

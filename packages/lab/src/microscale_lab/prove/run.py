@@ -14,8 +14,7 @@ from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import proof_kernel
 from ptxproof.cache import FactsCache
-from ptxproof.compiler import Facts, cache_key, compile_kernel, warm_up
-from ptxproof.complaints import find_complaint
+from ptxproof.compiler import Facts, cache_key, compile_kernel, find_complaint, warm_up
 from ptxproof.gate import find_faults
 from ptxproof.targets import SmTarget, target
 
@@ -43,7 +42,7 @@ class ProofRow:
     spill_bytes: int | None
 
 
-def judge(kernel: Kernel, label: str, target: SmTarget, facts: Facts) -> ProofRow:
+def check(kernel: Kernel, label: str, target: SmTarget, facts: Facts) -> ProofRow:
     """The result for a kernel, with every reason against it."""
     faults = list(find_faults(proof_kernel(kernel), target, facts))
     reason = " ".join(faults) or None
@@ -88,7 +87,7 @@ def prove(
     """
     tasks = gather(source, list(KNOWN) if gpus == "all" else gpus, ops)
     facts = _compile(tasks, jobs or usable_cores(), FactsCache(cache_dir), progress or (lambda done, total: None))
-    return [judge(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
+    return [check(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
 
 
 def gather(source: Source, gpus: Sequence[str], ops: Sequence[str] = ()) -> list[ProofTask]:

@@ -105,7 +105,7 @@ def select(gpus: Sequence[Gpu], cases: Iterable[KernelCase], device: str, progre
     standing: list[tuple[Gpu, int]] = []
     left_out: Counter[tuple[str, str, str]] = Counter()
     listed = list(cases)
-    # A card whose PTX stands for another's goes first.
+    # A card whose PTX also covers another card goes first.
     for gpu in sorted(gpus, key=lambda gpu: not has_own_ptx(gpu.sm)):
         for place, case in enumerate(listed):
             progress("selecting", place, len(listed))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from microscale.errors import BadSetting
 from microscale.planning.precision import PRECISIONS
-from microscale_lab.quality.choices import REFERENCE
-from microscale_lab.quality.run import ChoiceResult
+from microscale_lab.quality.run import REFERENCE, ChoiceResult
 
 BAR = 20
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -61,19 +57,6 @@ def as_markdown(rows: Sequence[ChoiceResult], title: str, circumstances: str) ->
         parts.append(f"| {task} | {' | '.join(f'{100 * row.by_task[task]:.0f} %' for row in plans)} |")
     away_rows = [f"- `{row.choice}` did not run: {short_reason(row)}." for row in rows if row.reason is not None]
     return "\n".join([*parts, "", *away_rows]).rstrip() + "\n"
-
-
-def write_section(page: Path, name: str, section: str) -> None:
-    """Put ``section`` between the markers of ``name`` in ``page``, which keeps all the rest."""
-    begin, end = (f"<!-- {edge} of the quality of {name} -->" for edge in ("begin", "end"))
-    block = f"{begin}\n{section.strip()}\n{end}"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    try:
-        text = page.read_text(encoding="utf-8")
-        found = pattern.sub(lambda _: block, text) if pattern.search(text) else f"{text.rstrip()}\n\n{block}\n"
-        page.write_text(found, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSetting(f"--markdown {page}, where the tables belong, cannot be rewritten: {error}.") from None
 
 
 def short_reason(row: ChoiceResult) -> str:

@@ -1,4 +1,4 @@
-"""Held-out tasks: a conversation, the answer that was taught for its like, and a check. Kept beside the demo model.
+"""Held-out tasks: a conversation, an answer of the kind that was taught, and a check. The demo model ships a file of them.
 
 A file has one JSON object to a line:
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from microscale.errors import BadCheckpoint
 from microscale.models import embedded
+from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 
 FILE_NAME = "tasks.jsonl.gz"
@@ -116,3 +117,21 @@ def _record(task: HeldOutTask) -> dict[str, Any]:
         "answer": [{"channel": s.channel, "function": s.function, "text": s.text} for s in task.answer],
         "check": task.check,
     }
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A task for one tokenizer."""
+
+    task: HeldOutTask
+    prompt: list[int]
+    answer: list[int]
+    """The answer that was taught, its end token included."""
+
+
+def encode(task: HeldOutTask, chat_format: ChatFormat) -> Encoded:
+    """Prompt and taught answer in token ids."""
+    texts = {said.channel: said.text for said in task.answer if said.function is None}
+    calls = tuple(ToolCall("", said.function, said.text) for said in task.answer if said.function is not None)
+    answer = Message(Role.ASSISTANT, texts.get(FINAL, ""), texts.get(ANALYSIS, ""), calls)
+    return Encoded(task, chat_format.render(task.messages, task.options), chat_format.turn(answer))

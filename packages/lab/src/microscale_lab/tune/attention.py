@@ -136,7 +136,7 @@ def as_stored(case: AttentionWork, gpu: Gpu) -> Callable[[str], TuningProblem]:
 
 
 def widened_from(rows: int, problem: TuningProblem, gpu: Gpu) -> TuningProblem:
-    """With a bf16 copy of FP8 keys from so many query rows on."""
+    """With a bf16 copy of FP8 keys from ``rows`` query rows on."""
     return problem.under(thresholds.SECTION, gpu.family, Key(Name.WIDEN_ROWS), Value(rows))
 
 

@@ -73,7 +73,7 @@ def packing_of(path: GemmPath, shape: GroupedShape) -> Packing:
 
 
 def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable[[str], TuningProblem]:
-    """One layer at so many pairs an expert."""
+    """One layer at ``share`` pairs for each expert."""
 
     def prepare(device: str) -> TuningProblem:
         experts, packed = packing(device)

@@ -201,7 +201,7 @@ Start = Callable[[PackedExperts, "Tensor", Routing], "Tensor"]
 
 
 def layer_sides(layer: moe.ExpertLayer, tokens: int, device: str, below: Start, above: Start) -> Sides:
-    """Two ways of an expert layer, over so many layers that their weights come from memory."""
+    """Two ways of an expert layer, over enough layers that their weights come from memory."""
     generator = Generator(device).manual_seed(0)
     count = max(1, round(ROTATED_BYTES / (layer.num_experts * bytes_per_expert(layer.spec(tokens)))))
     made = [moe.random_experts(layer, generator) for _ in range(count)]
@@ -265,7 +265,7 @@ def unpack_tokens(gpu: Gpu) -> Threshold:
 
 
 def few_rows_programs(gpu: Gpu) -> Threshold:
-    """So many rows that a batch makes so many programs on an SM."""
+    """Enough rows that a batch has ``programs`` programs on each SM."""
 
     def prepare(device: str, programs: int) -> list[Sides]:
         return few_rows_sides(gpu, programs, (32, 64), device)

@@ -103,7 +103,7 @@ def tune(
 def _merge(
     earlier: Mapping[Any, Row[Any, Any]], section: Section[Any, Any], rows: list[Row[Any, Any]], gone: set[Any]
 ) -> list[Row[Any, Any]]:
-    """The section with these rows in place of those that they stand for, and without those that are gone."""
+    """The section with these rows in place of older ones of the same case, and without those that are gone."""
     if section.name is Kernels.GROUPED_GEMM:
         measured = {row.key.path for row in rows}
         return [row for row in earlier.values() if row.key.path not in measured] + tune_grouped.joined(rows)

@@ -16,7 +16,7 @@ from ptxproof.ptx import PtxInstruction
 
 _SPACES = ("global", "shared", "local", "param")
 GENERIC = "generic"
-"""Without a word: the address itself tells which memory."""
+"""An opcode without a memory's name: the address decides."""
 
 
 def space_of(opcode: str) -> str:

@@ -130,7 +130,7 @@ def _cut_sum(a: Rows, b: Rows, places: tuple[Array, ...], unit: Array, above: Ar
 
 
 def _towards_zero(values: Array, bits: int) -> Array:
-    """float64 to float32 of so many fraction bits. From 2**128 on it is an infinity."""
+    """float64 to float32 with ``bits`` fraction bits. From 2**128 on it is an infinity."""
     near = values.astype(np.float32)
     beyond = (np.abs(near) > np.abs(values)) & (np.abs(values) < 2.0**128)
     whole = near.view(np.uint32) - beyond.astype(np.uint32)

@@ -23,7 +23,7 @@ from ptxproof.interpreter.operands import Operands, Read, Step
 from ptxproof.interpreter.program import WAITS, ProgramLine, PtxProgram
 
 LANES_AT_ONCE = 8192
-"""Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
+"""Blocks run together up to this many threads, so that the cost of a NumPy call is small next to its work."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ the same layouts above ``mma_traits_sm90_gmma``). Rows lie ``swizzle`` bytes apa
 chunks of a row are exchanged by exclusive or with bits of the address. D, and A in registers, lie as those of ``mma``,
 each warp having 16 of the 64 rows.
 
-A product is computed at once, but counts as under way until the warp has waited for its group: until then nobody may
-touch its registers or store to the shared memory that it reads.
+A product is computed at once, but counts as under way until the warp has waited for its group: until then no thread
+may access its registers or store to the shared memory that it reads.
 """
 
 from __future__ import annotations
