@@ -1,4 +1,4 @@
-"""Held-out tasks: a conversation, an answer of the kind that was taught, and a check. The demo model ships a file of them.
+"""Held-out tasks: a conversation, an answer of the kind that was taught, and a check. The demo model has such a file.
 
 A file has one JSON object to a line:
 
