@@ -32,8 +32,8 @@ from microscale.models.taps import Taps
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.batches import SequenceChunk, build_batch
-from microscale_lab.quality.encoded import encode
 from microscale_lab.quality.measure import MAX_TOKENS, complete
+from microscale_lab.quality.tasks import encode
 
 
 @dataclass

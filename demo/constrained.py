@@ -13,8 +13,8 @@ from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from microscale.text.chat_format import ChatFormat
 from microscale.text.grammar import Schema, Turn
-from microscale_lab.quality.encoded import Encoded
 from microscale_lab.quality.measure import BATCH, MAX_TOKENS
+from microscale_lab.quality.tasks import Encoded
 
 
 def constrained(model: GptOss, chat_format: ChatFormat, encoded: Sequence[Encoded]) -> list[list[int]]:

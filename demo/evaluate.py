@@ -32,8 +32,8 @@ from microscale.text.chat_format import ChatFormat
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.quality.checks import is_exact, is_right, parse
-from microscale_lab.quality.encoded import Encoded, encode
 from microscale_lab.quality.measure import MAX_TOKENS, complete
+from microscale_lab.quality.tasks import Encoded, encode
 
 SEED = 2
 """Of the held-out prompts: training looks at those of 1, the shipped tasks are those of 0."""

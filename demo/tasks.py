@@ -10,23 +10,23 @@ from pathlib import Path
 
 from demo.data.base import Sample
 from demo.data.mixture import TASKS, held_out
-from microscale_lab.quality.tasks import Said, Task, dump_tasks
+from microscale_lab.quality.tasks import HeldOutTask, TaughtMessage, dump_tasks
 
 PER_TASK = 32
 
 
-def as_task(sample: Sample, name: str | None = None) -> Task:
+def as_task(sample: Sample, name: str | None = None) -> HeldOutTask:
     """The first answer of the sample's turn: a later one follows a tool's result."""
     first = sample.turn[0]
-    answer = [Said("analysis", None, first.reasoning)] if first.reasoning else []
+    answer = [TaughtMessage("analysis", None, first.reasoning)] if first.reasoning else []
     if first.tool_calls:
-        answer += [Said("commentary", call.name, call.arguments) for call in first.tool_calls]
+        answer += [TaughtMessage("commentary", call.name, call.arguments) for call in first.tool_calls]
     else:
-        answer.append(Said("final", None, first.content))
-    return Task(name or sample.task, sample.history, sample.options, tuple(answer), sample.check)
+        answer.append(TaughtMessage("final", None, first.content))
+    return HeldOutTask(name or sample.task, sample.history, sample.options, tuple(answer), sample.check)
 
 
-def all_tasks(per_task: int, seed: int = 0) -> list[Task]:
+def all_tasks(per_task: int, seed: int = 0) -> list[HeldOutTask]:
     return [as_task(sample, name) for name in TASKS for sample in held_out(name, per_task, seed)]
 
 

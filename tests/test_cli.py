@@ -24,7 +24,7 @@ from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
 from microscale_lab.cli import played
 from microscale_lab.prove import bridge
-from ptxproof import Executed
+from ptxproof import CardRun
 from support.tiny_checkpoints import CASES, write_hf
 
 TINY = ("generate", "gpt-oss-tiny", "--load-format", "dummy", "--prompt-ids", "1,2,3")
@@ -298,8 +298,8 @@ def test_figures_measured_as_another_card_are_labelled(monkeypatch: pytest.Monke
     """Here a CPU stands for the GPU that runs the card's kernels."""
 
     @contextmanager
-    def on_an_h200(gpu: Gpu) -> Iterator[Executed]:
-        yield Executed(bridge.card_of(gpu), bridge.card_of(known("h200")))
+    def on_an_h200(gpu: Gpu) -> Iterator[CardRun]:
+        yield CardRun(bridge.card_of(gpu), bridge.card_of(known("h200")))
 
     monkeypatch.setattr(bridge, "as_card", on_an_h200)
     with played.played_card("gb10") as label:

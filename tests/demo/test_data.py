@@ -23,8 +23,7 @@ from microscale.text.formats import chat_format_for
 from microscale.text.harmony.tokens import NAMES
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.quality.checks import is_exact, parse
-from microscale_lab.quality.encoded import encode
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, encode
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,9 @@ from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.checks import Answer, is_right, parse
-from microscale_lab.quality.encoded import encode
+from microscale_lab.quality.checks import ModelAnswer, is_right, parse
 from microscale_lab.quality.measure import complete
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Task, load_tasks
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, HeldOutTask, encode, load_tasks
 from support.browser import SCREENS, chromium
 from support.loading import load_model
 from support.truth import load_transformers
@@ -100,11 +99,11 @@ def chat_format() -> ChatFormat:
     return chat_format_for(Tokenizer.load(DEMO_FOLDER))
 
 
-def tasks(kind: str) -> list[Task]:
+def tasks(kind: str) -> list[HeldOutTask]:
     return [task for task in load_tasks(DEMO_FOLDER / FILE_NAME, ASKED) if task.task == kind]
 
 
-def chat(task: Task) -> Callable[[openai.AsyncOpenAI], Awaitable[Any]]:
+def chat(task: HeldOutTask) -> Callable[[openai.AsyncOpenAI], Awaitable[Any]]:
     """The task as a client asks it."""
     fields: dict[str, Any] = {}
     if task.options.tools:
@@ -129,15 +128,15 @@ def chat(task: Task) -> Callable[[openai.AsyncOpenAI], Awaitable[Any]]:
     )
 
 
-def with_effort(task: Task, effort: Effort) -> Task:
+def with_effort(task: HeldOutTask, effort: Effort) -> HeldOutTask:
     return replace(task, options=replace(task.options, effort=effort))
 
 
-def answer_of(reply: Any) -> Answer:
+def answer_of(reply: Any) -> ModelAnswer:
     message = reply.choices[0].message
     calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
     flaws = tuple((reply.choices[0].model_extra or {}).get("flaws", ()))
-    return Answer((message.model_extra or {}).get("reasoning_content", ""), message.content or "", calls, flaws)
+    return ModelAnswer((message.model_extra or {}).get("reasoning_content", ""), message.content or "", calls, flaws)
 
 
 def test_it_is_whole_and_small_enough() -> None:

@@ -14,8 +14,7 @@ from triton.runtime.errors import OutOfResources
 from microscale.hardware import detect, known, present
 from microscale.kernels.moe import grouped
 from microscale_lab.cases.errors import check_rounded
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import Problem
+from microscale_lab.cases.experts import ExpertsInput, ExpertsProblem
 from microscale_lab.prove.bridge import as_card
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("goes from the GPU as it is to cards and back")]
@@ -32,8 +31,8 @@ def product(x_ptr, y_ptr, M: tl.constexpr, K: tl.constexpr):  # type: ignore[no-
 
 def test_the_gpus_own_kernels_are_there_again() -> None:
     """The same functions before, as GB10 and after: the same bits before and after, right ones as GB10."""
-    case = Case("there and back", 70, hidden=352, intermediate=160)
-    problem = Problem.of(case, "mxfp4", "cuda")
+    case = ExpertsInput("there and back", 70, hidden=352, intermediate=160)
+    problem = ExpertsProblem.of(case, "mxfp4", "cuda")
 
     def run(block_scaled: bool = False) -> torch.Tensor:
         given = (problem.packed, case.gate, problem.x, problem.routing, detect())

@@ -36,7 +36,7 @@ from microscale.planning import registry
 from microscale_lab.calls import run_dense, run_from_sum, run_logits
 from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
-from microscale_lab.cases.dense import Problem, make_weights
+from microscale_lab.cases.dense import DenseProblem, make_weights
 from microscale_lab.cases.dense_from_sum import FromSumCase, FromSumTileCase, make_summed
 from microscale_lab.cases.errors import step
 
@@ -56,18 +56,18 @@ SHAPES = [
 ]
 
 
-def packed_of(problem: Problem) -> PackedDense:
+def packed_of(problem: DenseProblem) -> PackedDense:
     weights = problem.weights
     return row_major(weights) if weights.format == "bf16" else pack(weights)
 
 
-def spec_of(problem: Problem, activations: Activations = Activations.BF16) -> DenseSpec:
+def spec_of(problem: DenseProblem, activations: Activations = Activations.BF16) -> DenseSpec:
     weights = problem.weights
     rows, columns = weights.weight.shape
     return DenseSpec(rows, columns, weights.format, activations, weights.bias is not None, len(problem.x))
 
 
-def run(implementation: DenseOp[Any], problem: Problem, x: Tensor | None = None) -> Tensor:
+def run(implementation: DenseOp[Any], problem: DenseProblem, x: Tensor | None = None) -> Tensor:
     spec = spec_of(problem)
     assert implementation.supports(spec, GPU) is None
     packed = implementation.pack(problem.weights, spec)

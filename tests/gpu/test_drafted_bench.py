@@ -12,7 +12,7 @@ from microscale.engine.speculation.length import tokens_of
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
 from microscale.planning.plan import Setup
-from microscale_lab.model_bench.speculative import AUTO, Plan, _Batch, run
+from microscale_lab.model_bench.speculative import AUTO, DraftBenchPlan, _Batch, run
 from microscale_lab.model_bench.speculative_table import header, line
 from support.loading import load_model
 
@@ -32,7 +32,7 @@ def loaded() -> tuple[AnyModel, Outline, Setup]:
 @pytest.mark.parametrize("sequences", [1, 4, 64])
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_what_is_accepted_is_set(sequences: int, acceptance: float) -> None:
-    batch = _Batch(*loaded(), Plan(acceptance, (0, 1, 3, 7), depth=40, steps=8), sequences)
+    batch = _Batch(*loaded(), DraftBenchPlan(acceptance, (0, 1, 3, 7), depth=40, steps=8), sequences)
     for drafts, found in batch.measure().items():
         assert found.tokens == sequences * (1 + acceptance * found.drafts)
         assert found.drafts == drafts
@@ -40,7 +40,7 @@ def test_what_is_accepted_is_set(sequences: int, acceptance: float) -> None:
 
 
 def test_rows_and_the_engines_own_choice() -> None:
-    plan = Plan(0.7, (0, 3, AUTO), depth=40, steps=16, auto_steps=200)
+    plan = DraftBenchPlan(0.7, (0, 3, AUTO), depth=40, steps=16, auto_steps=200)
     rows = list(run(*loaded(), plan, [1, 16]))
     print("", header(), *map(line, rows), sep="\n")
     for row in rows:

@@ -7,7 +7,7 @@ import torch
 
 from microscale.engine.speculation.head import in_one_piece
 from microscale.hardware import detect
-from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.case import KernelCase, hold
 from microscale_lab.cases.drafts import cases
 
 LONG = 2_000_000_000
@@ -16,7 +16,7 @@ LONG = 2_000_000_000
 
 @pytest.mark.odd_shapes
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
-def test_as_the_reference(case: Case) -> None:
+def test_as_the_reference(case: KernelCase) -> None:
     hold(case.start(detect(), "cuda")())
 
 

@@ -25,8 +25,7 @@ from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
 from microscale_lab.calls import run_attention
 from microscale_lab.cases.errors import errors, rms_step
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import Problem
+from microscale_lab.cases.experts import ExpertsInput, ExpertsProblem
 from microscale_lab.prove.bridge import as_card
 from support.ptx_faults import (
     Run,
@@ -52,11 +51,11 @@ HIDDEN, INTERMEDIATE = 352, 160
 
 
 @cache
-def problem(tokens: int) -> Problem:
-    return Problem.of(Case("faulty", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE), "mxfp4", "cuda")
+def problem(tokens: int) -> ExpertsProblem:
+    return ExpertsProblem.of(ExpertsInput("faulty", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE), "mxfp4", "cuda")
 
 
-def _grouped(given: Problem, gpu: Gpu, scaled: bool) -> Tensor:
+def _grouped(given: ExpertsProblem, gpu: Gpu, scaled: bool) -> Tensor:
     tile = next(iter(possible(grouped.gemm_path(4, scaled), gpu)))
     return grouped.run(given.packed, given.layer.gate, given.x, given.routing, gpu, block_scaled=scaled, tile=tile)
 

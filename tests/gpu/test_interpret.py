@@ -24,8 +24,7 @@ from microscale.kernels.dense import unpack
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, routing
 from microscale_lab.cases.errors import errors, rms_step
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import Problem
+from microscale_lab.cases.experts import ExpertsInput, ExpertsProblem
 from microscale_lab.prove.bridge import as_card, interpreted
 from ptx_kernels import run_warp, warp_kernel
 from ptxproof.instructions import target_name
@@ -103,9 +102,9 @@ def test_dispatch_to_the_bit(gpu: Gpu) -> None:
 def test_matrix_products_within_a_rounding() -> None:
     """Experts of SM 8.0: sums in another order and with other roundings, and then rounded to bf16 three times."""
     gpu = known("a100")
-    case = Case("both", 20, hidden=352, intermediate=160)
+    case = ExpertsInput("both", 20, hidden=352, intermediate=160)
     tile = next(iter(possible(grouped.gemm_path(4, False), gpu)))
-    problem = Problem.of(case, "mxfp4", "cpu")
+    problem = ExpertsProblem.of(case, "mxfp4", "cpu")
 
     def run(device: str) -> tuple[Tensor, ...]:
         given = moved(problem, device)

@@ -30,9 +30,8 @@ from microscale.models.gemma4.model import in_runs
 from microscale.planning.paths import pick
 from microscale_lab.calls import run_moe
 from microscale_lab.cases.errors import assert_close, check_rounded
-from microscale_lab.cases.experts import GELU, SILU, Problem, e4m3_by_token
+from microscale_lab.cases.experts import GELU, SILU, ExpertsInput, ExpertsProblem, e4m3_by_token
 from microscale_lab.cases.experts import LAYERS as CASES
-from microscale_lab.cases.experts import Layer as Case
 from microscale_lab.cases.moe import fp8_bound, gate_e4m3
 from microscale_lab.tune.candidates import of_gemm
 
@@ -40,27 +39,27 @@ pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
 IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
 REAL = [
-    *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
-    *(Case(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
-    *(Case(f"Qwen3-MoE, {n} tokens", n, 16, 8, 2048, 768, SILU, bias=False) for n in (1, 2, 5, 64, 200)),
-    Case("2112 wide", 7, 4, 2, 2112, 2112),
-    Case("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
-    Case("all of 300 tokens on one expert", 300, 8, 1, 704, 704, spread="one"),
-    Case("100 tokens, unused experts", 100, 32, 2, 704, 352, spread="unused"),
-    Case("90 tokens, K odd in groups", 90, 4, 2, 288, 352),
-    Case("90 tokens, K too short for wgmma", 90, 4, 2, 96, 160),
-    Case("300 tokens, K odd in groups, gelu", 300, 4, 3, 352, 96, GELU),
-    Case("1 expert", 70, 1, 1, 320, 320),
-    Case("top 16 of 512 experts", 5, 512, 16, 64, 64),
+    *(ExpertsInput(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
+    *(ExpertsInput(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
+    *(ExpertsInput(f"Qwen3-MoE, {n} tokens", n, 16, 8, 2048, 768, SILU, bias=False) for n in (1, 2, 5, 64, 200)),
+    ExpertsInput("2112 wide", 7, 4, 2, 2112, 2112),
+    ExpertsInput("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
+    ExpertsInput("all of 300 tokens on one expert", 300, 8, 1, 704, 704, spread="one"),
+    ExpertsInput("100 tokens, unused experts", 100, 32, 2, 704, 352, spread="unused"),
+    ExpertsInput("90 tokens, K odd in groups", 90, 4, 2, 288, 352),
+    ExpertsInput("90 tokens, K too short for wgmma", 90, 4, 2, 96, 160),
+    ExpertsInput("300 tokens, K odd in groups, gelu", 300, 4, 3, 352, 96, GELU),
+    ExpertsInput("1 expert", 70, 1, 1, 320, 320),
+    ExpertsInput("top 16 of 512 experts", 5, 512, 16, 64, 64),
 ]
 
 
-def spec_of(case: Case, fmt: str) -> MoeSpec:
+def spec_of(case: ExpertsInput, fmt: str) -> MoeSpec:
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
     return MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, case.tokens)
 
 
-def run(problem: Problem, fmt: str) -> Tensor:
+def run(problem: ExpertsProblem, fmt: str) -> Tensor:
     return run_moe(
         IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.layer, fmt), detect(), problem.x, problem.routing
     )
@@ -72,8 +71,8 @@ def roundings(tokens: int) -> int:
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 @pytest.mark.parametrize("case", [*CASES, *REAL], ids=lambda case: case.name)
-def test_answers_are_the_reference(case: Case, fmt: str) -> None:
-    problem = Problem.of(case, fmt, DEVICE)
+def test_answers_are_the_reference(case: ExpertsInput, fmt: str) -> None:
+    problem = ExpertsProblem.of(case, fmt, DEVICE)
     assert IMPLEMENTATIONS[fmt].supports(spec_of(case, fmt), detect()) is None
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
 
@@ -85,8 +84,8 @@ def test_programs_that_find_their_tiles(num_experts: int, top_k: int, spread: st
     """To the bit as by the list, in every run; and as the oracle runs it on both sides of the border."""
     gpu = detect()
     for tokens in range(1, small_batch.OWN_LIST_TOKENS + 2):
-        case = Case("own list", tokens, num_experts, top_k, 704, 352, spread=spread)
-        problem = Problem.of(case, fmt, DEVICE)
+        case = ExpertsInput("own list", tokens, num_experts, top_k, 704, 352, spread=spread)
+        problem = ExpertsProblem.of(case, fmt, DEVICE)
         check_rounded(run(problem, fmt), problem.expected(), "bf16", 2)
         if tokens > small_batch.OWN_LIST_TOKENS:
             continue
@@ -98,8 +97,8 @@ def test_programs_that_find_their_tiles(num_experts: int, top_k: int, spread: st
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 def test_as_many_tiles_as_there_may_be(fmt: str) -> None:
     """Eight tokens of which no two choose the same expert, and eight that all choose the same."""
-    case = Case("own list", 8, 128, 8, 704, 352)
-    problem = Problem.of(case, fmt, DEVICE)
+    case = ExpertsInput("own list", 8, 128, 8, 704, 352)
+    problem = ExpertsProblem.of(case, fmt, DEVICE)
     apart = torch.randperm(128, device=DEVICE)[:64].int().view(8, 8)
     for ids in (apart, apart[:1].expand(8, 8).contiguous()):
         routed = replace(problem, routing=Routing(ids, problem.routing.weights))
@@ -108,7 +107,7 @@ def test_as_many_tiles_as_there_may_be(fmt: str) -> None:
         assert torch.equal(run(routed, fmt), small_batch.run_list(*given))
 
 
-def check_fp8(actual: Tensor, problem: Problem) -> None:
+def check_fp8(actual: Tensor, problem: ExpertsProblem) -> None:
     """Near the layer with the same 8-bit numbers."""
     bound = fp8_bound(problem.layer)
     same = problem.expected_quantised(e4m3_by_token, gate_e4m3)
@@ -133,7 +132,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: GemmTile, tokens: int) -> None:
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
     fp8 = path is GemmPath.W4A8_WGMMA
-    problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), f"mxfp{path.weight_bits}", DEVICE)
+    problem = ExpertsProblem.of(ExpertsInput("tile", tokens, 5, 2, 352, 704), f"mxfp{path.weight_bits}", DEVICE)
     few = tokens * 2 <= small_batch.LIST_PAIRS and not fp8 and not tile.resident(path)
     for short_list in {False, few}:
         check_tile(problem, tile, fp8, short_list)
@@ -148,7 +147,9 @@ def test_resident_programs_go_through_many_items(path: GemmPath, tile: GemmTile,
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
     fp8 = path is GemmPath.W4A8_WGMMA
-    problem = Problem.of(Case("items", tokens, 32, 2, 352, 704, spread="unused"), f"mxfp{path.weight_bits}", DEVICE)
+    problem = ExpertsProblem.of(
+        ExpertsInput("items", tokens, 32, 2, 352, 704, spread="unused"), f"mxfp{path.weight_bits}", DEVICE
+    )
     given = problem.packed, problem.layer.gate, problem.x, problem.routing
     wanted = grouped_wgmma.run(*given, gpu, tile, fp8=fp8)
     if fp8:
@@ -160,7 +161,7 @@ def test_resident_programs_go_through_many_items(path: GemmPath, tile: GemmTile,
         assert torch.equal(grouped_wgmma.run(*given, few, tile, fp8=fp8), wanted)
 
 
-def check_tile(problem: Problem, tile: GemmTile, fp8: bool, short_list: bool) -> None:
+def check_tile(problem: ExpertsProblem, tile: GemmTile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
     )
@@ -171,12 +172,12 @@ def check_tile(problem: Problem, tile: GemmTile, fp8: bool, short_list: bool) ->
 
 
 @pytest.mark.parametrize("case", [case for case in REAL if case.tokens > small_batch.MAX_TOKENS], ids=lambda c: c.name)
-def test_8_bit_activations(case: Case) -> None:
+def test_8_bit_activations(case: ExpertsInput) -> None:
     gpu, implementation = detect(), TritonW4A8()
     spec = replace(spec_of(case, "mxfp4"), activations=Activations.MXFP8)
     if not gpu.has(Feature.WGMMA) or implementation.supports(spec, gpu) is not None:
         pytest.skip("runs elsewhere, or with bf16 activations")
-    problem = Problem.of(case, "mxfp4", DEVICE)
+    problem = ExpertsProblem.of(case, "mxfp4", DEVICE)
     check_fp8(grouped_wgmma.run(problem.packed, case.gate, problem.x, problem.routing, gpu, fp8=True), problem)
     actual = run_moe(implementation, problem.packed, spec, gpu, problem.x, problem.routing)
     check_rounded(actual, problem.expected(), "e4m3", 3)
@@ -185,7 +186,7 @@ def test_8_bit_activations(case: Case) -> None:
 def test_8_bit_activations_keep_nan_in_its_token() -> None:
     if not detect().has(Feature.WGMMA):
         pytest.skip("needs wgmma")
-    problem = Problem.of(Case("poison", 200, 4, 2, 320, 288), "mxfp4", DEVICE)
+    problem = ExpertsProblem.of(ExpertsInput("poison", 200, 4, 2, 320, 288), "mxfp4", DEVICE)
     x = problem.x.clone()
     x[0, 17] = float("nan")
     y = grouped_wgmma.run(problem.packed, problem.layer.gate, x, problem.routing, detect(), fp8=True)
@@ -198,8 +199,8 @@ def test_8_bit_activations_keep_nan_in_its_token() -> None:
 @pytest.mark.parametrize("magnitude", [2.0**-30, 2.0**20])
 def test_the_range_of_bf16_survives(tokens: int, magnitude: float, fmt: str) -> None:
     """f16 would lose 2**-30 and overflow at 2**20; between the GEMMs this gate squares that."""
-    case = Case("range", tokens, 4, 2, 320, 288, GELU, bias=False)
-    problem = Problem.of(case, fmt, DEVICE)
+    case = ExpertsInput("range", tokens, 4, 2, 320, 288, GELU, bias=False)
+    problem = ExpertsProblem.of(case, fmt, DEVICE)
     problem = replace(problem, x=(problem.x.float() * magnitude).bfloat16())
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(tokens))
 
@@ -207,8 +208,8 @@ def test_the_range_of_bf16_survives(tokens: int, magnitude: float, fmt: str) -> 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tokens", [1, 2, 5, 20, 200])
 def test_nan_in_one_token_stays_in_it(tokens: int, fmt: str) -> None:
-    case = Case("poison", tokens, 4, 2, 320, 288)
-    problem = Problem.of(case, fmt, DEVICE)
+    case = ExpertsInput("poison", tokens, 4, 2, 320, 288)
+    problem = ExpertsProblem.of(case, fmt, DEVICE)
     x = problem.x.clone()
     x[0, 17] = float("nan")
     y = run(replace(problem, x=x), fmt)
@@ -219,7 +220,7 @@ def test_nan_in_one_token_stays_in_it(tokens: int, fmt: str) -> None:
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tokens", [1, 7, 64, 333])
 def test_results_are_the_same_in_every_run(tokens: int, fmt: str) -> None:
-    problem = Problem.of(Case("again", tokens, 8, 4, 704, 352), fmt, DEVICE)
+    problem = ExpertsProblem.of(ExpertsInput("again", tokens, 8, 4, 704, 352), fmt, DEVICE)
     first = run(problem, fmt)
     assert all(torch.equal(run(problem, fmt), first) for _ in range(5))
 
@@ -227,8 +228,8 @@ def test_results_are_the_same_in_every_run(tokens: int, fmt: str) -> None:
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tokens", [1, 4, 16, 200])
 def test_a_graph_follows_new_tokens_and_new_routing(tokens: int, fmt: str) -> None:
-    case = Case("graph", tokens, 8, 2, 320, 352)
-    problem = Problem.of(case, fmt, DEVICE)
+    case = ExpertsInput("graph", tokens, 8, 2, 320, 352)
+    problem = ExpertsProblem.of(case, fmt, DEVICE)
     x = problem.x.clone()
     routing = Routing(problem.routing.expert_ids.clone(), problem.routing.weights.clone())
     captured = replace(problem, x=x, routing=routing)
@@ -248,12 +249,12 @@ def test_a_graph_follows_new_tokens_and_new_routing(tokens: int, fmt: str) -> No
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
 def test_no_tokens_give_no_answer(fmt: str) -> None:
-    problem = Problem.of(Case("empty", 0, 4, 2, 96, 96), fmt, DEVICE)
+    problem = ExpertsProblem.of(ExpertsInput("empty", 0, 4, 2, 96, 96), fmt, DEVICE)
     assert run(problem, fmt).shape == (0, 96)
 
 
 def test_other_types_are_refused() -> None:
-    problem = Problem.of(Case("float", 3), "mxfp4", DEVICE)
+    problem = ExpertsProblem.of(ExpertsInput("float", 3), "mxfp4", DEVICE)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
         run(replace(problem, x=problem.x.float()), "mxfp4")
 
@@ -262,9 +263,9 @@ def test_other_types_are_refused() -> None:
 @pytest.mark.parametrize(
     "case", [case for case in [*CASES, *REAL] if 2 < case.tokens <= 64], ids=lambda case: case.name
 )
-def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: Case, fmt: str) -> None:
+def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: ExpertsInput, fmt: str) -> None:
     """The layer and the norm behind it, with the sum of a token's experts in the one or in the other."""
-    problem, spec, entry = Problem.of(case, fmt, DEVICE), spec_of(case, fmt), IMPLEMENTATIONS[fmt]
+    problem, spec, entry = ExpertsProblem.of(case, fmt, DEVICE), spec_of(case, fmt), IMPLEMENTATIONS[fmt]
     small = TritonSmall(detect())
     generator = torch.Generator(DEVICE).manual_seed(case.tokens)
     stream, weight = (
@@ -282,7 +283,9 @@ def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: Case, fmt: str) -
 @pytest.mark.parametrize("tokens", [1, 2])
 @pytest.mark.parametrize(("hidden", "intermediate", "mlp", "top_k"), [(2816, 704, 2112, 8), (352, 96, 160, 3)])
 def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp: int, top_k: int, tokens: int) -> None:
-    problem = Problem.of(Case("", tokens, 16, top_k, hidden, intermediate, GELU, bias=False), "mxfp8", DEVICE)
+    problem = ExpertsProblem.of(
+        ExpertsInput("", tokens, 16, top_k, hidden, intermediate, GELU, bias=False), "mxfp8", DEVICE
+    )
     generator = torch.Generator(DEVICE).manual_seed(1)
     full_gate_up, full_down, mlp_x = (
         torch.randn(size, generator=generator, device=DEVICE) / scale

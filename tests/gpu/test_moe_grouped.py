@@ -18,24 +18,25 @@ from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
 from microscale_lab.cases import routing_twins
 from microscale_lab.cases.errors import check_rounded
-from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
+from microscale_lab.cases.experts import GELU, SILU, SWIGLU, ExpertsInput, ExpertsProblem
 from microscale_lab.cases.experts import LAYERS as CASES
-from microscale_lab.cases.experts import Layer as Case
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 
 REAL = [
-    Case("gpt-oss", 200, num_experts=8, top_k=4, hidden=2880, intermediate=2880),
-    Case("gpt-oss, all on the same experts", 300, num_experts=8, top_k=4, hidden=2880, intermediate=2880, spread="one"),
-    Case("Gemma", 100, num_experts=16, top_k=8, hidden=2816, intermediate=704, gate=GELU, bias=False),
-    Case("Qwen3-MoE", 100, num_experts=16, top_k=8, hidden=2048, intermediate=768, gate=SILU, bias=False),
-    Case("2112 wide", 70, num_experts=4, hidden=2816, intermediate=2112, gate=SWIGLU),
-    Case("odd groups", 70, num_experts=4, hidden=2912, intermediate=96),
+    ExpertsInput("gpt-oss", 200, num_experts=8, top_k=4, hidden=2880, intermediate=2880),
+    ExpertsInput(
+        "gpt-oss, all on the same experts", 300, num_experts=8, top_k=4, hidden=2880, intermediate=2880, spread="one"
+    ),
+    ExpertsInput("Gemma", 100, num_experts=16, top_k=8, hidden=2816, intermediate=704, gate=GELU, bias=False),
+    ExpertsInput("Qwen3-MoE", 100, num_experts=16, top_k=8, hidden=2048, intermediate=768, gate=SILU, bias=False),
+    ExpertsInput("2112 wide", 70, num_experts=4, hidden=2816, intermediate=2112, gate=SWIGLU),
+    ExpertsInput("odd groups", 70, num_experts=4, hidden=2912, intermediate=96),
 ]
 PATHS = [(fmt, scaled) for fmt in ("mxfp4", "mxfp8") for scaled in (False, True)]
 
 
-def check(problem: Problem, scaled: bool, tile: GemmTile | None = None) -> torch.Tensor:
+def check(problem: ExpertsProblem, scaled: bool, tile: GemmTile | None = None) -> torch.Tensor:
     gpu = detect()
     if scaled and not gpu.has(Feature.MMA_FP8):
         pytest.skip("no fp8 on this GPU")
@@ -54,14 +55,14 @@ def check(problem: Problem, scaled: bool, tile: GemmTile | None = None) -> torch
 
 @pytest.mark.parametrize("fmt, scaled", PATHS)
 @pytest.mark.parametrize("case", CASES + REAL, ids=lambda case: case.name)
-def test_cases(case: Case, fmt: str, scaled: bool) -> None:
-    check(Problem.of(case, fmt, "cuda"), scaled)
+def test_cases(case: ExpertsInput, fmt: str, scaled: bool) -> None:
+    check(ExpertsProblem.of(case, fmt, "cuda"), scaled)
 
 
 @pytest.mark.parametrize("fmt, scaled", PATHS)
 def test_every_tile(fmt: str, scaled: bool) -> None:
-    case = Case("tiles", 333, num_experts=5, top_k=3, hidden=416, intermediate=352)
-    problem = Problem.of(case, fmt, "cuda")
+    case = ExpertsInput("tiles", 333, num_experts=5, top_k=3, hidden=416, intermediate=352)
+    problem = ExpertsProblem.of(case, fmt, "cuda")
     path = grouped.gemm_path(problem.packed.gate_up.format.bits, scaled)
     for tile in possible(path, detect()):
         check(problem, scaled, tile=tile)
@@ -69,11 +70,11 @@ def test_every_tile(fmt: str, scaled: bool) -> None:
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 @pytest.mark.parametrize("case", [REAL[0], REAL[2], REAL[4]], ids=lambda case: case.name)
-def test_code_for_mma_sync_on_this_card(case: Case, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_for_mma_sync_on_this_card(case: ExpertsInput, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's ``arch`` chooses the matrix instruction; the machine code is still for this card."""
     options = grouped.gemm_options
     monkeypatch.setattr(grouped, "_options", lambda *args: options(*args) | {"arch": "sm80"})
-    problem = Problem.of(case, fmt, "cuda")
+    problem = ExpertsProblem.of(case, fmt, "cuda")
     ampere = known("a100")
     if detect().shared_per_block < ampere.shared_per_block:
         pytest.skip(f"{detect().name} has less shared memory than the tiles of {ampere.name} take; see --as a100")
@@ -83,7 +84,7 @@ def test_code_for_mma_sync_on_this_card(case: Case, fmt: str, monkeypatch: pytes
 
 
 def test_the_same_bits_in_every_run() -> None:
-    problem = Problem.of(REAL[0], "mxfp4", "cuda")
+    problem = ExpertsProblem.of(REAL[0], "mxfp4", "cuda")
     first = check(problem, scaled=False)
     for _ in range(3):
         assert torch.equal(check(problem, scaled=False), first)
@@ -91,7 +92,9 @@ def test_the_same_bits_in_every_run() -> None:
 
 def test_a_graph_follows_its_inputs() -> None:
     """Routing, sort and both GEMMs are captured once and replayed for other tokens."""
-    problem = Problem.of(Case("graph", 40, num_experts=8, top_k=4, hidden=256, intermediate=256), "mxfp4", "cuda")
+    problem = ExpertsProblem.of(
+        ExpertsInput("graph", 40, num_experts=8, top_k=4, hidden=256, intermediate=256), "mxfp4", "cuda"
+    )
     x, logits = problem.x.contiguous(), torch.randn(40, 8, device="cuda")
 
     def run() -> torch.Tensor:

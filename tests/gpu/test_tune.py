@@ -100,4 +100,4 @@ def test_the_attention_in_use_is_right(case: attention.AttentionCase) -> None:
 @pytest.mark.parametrize("tokens", tune_with_mlp.TOKENS)
 def test_an_mlp_on_two_streams_is_right(tokens: int) -> None:
     """What experts with an MLP in their launches are held against."""
-    assert is_right(tune_with_mlp.Layers.of(tokens, "cuda").problem(detect(), apart=True))
+    assert is_right(tune_with_mlp.LayersWithMlp.of(tokens, "cuda").problem(detect(), apart=True))

@@ -18,7 +18,7 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import DenseWeights, Logits
 from microscale_lab.cases import dense as cases
 from microscale_lab.cases.case import hold
-from microscale_lab.cases.dense import Problem
+from microscale_lab.cases.dense import DenseProblem
 from microscale_lab.cases.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()
@@ -30,7 +30,7 @@ def make_weights(fmt: str, rows: int, columns: int, bias: bool = True) -> DenseW
     return cases.make_weights(fmt, rows, columns, DEVICE, bias)
 
 
-def make_problem(fmt: str, tokens: int, rows: int, columns: int, bias: bool = True) -> Problem:
+def make_problem(fmt: str, tokens: int, rows: int, columns: int, bias: bool = True) -> DenseProblem:
     return cases.make_problem(fmt, tokens, rows, columns, DEVICE, bias)
 
 
@@ -55,7 +55,7 @@ SHAPES = [(1, 16, 32), (5, 144, 96), (20, 80, 320), (37, 64, 352)]
 QUANTISED = ["fp8", "mxfp8", "mxfp4"]
 
 
-def packed_of(problem: Problem) -> PackedDense:
+def packed_of(problem: DenseProblem) -> PackedDense:
     return pack(problem.weights)
 
 

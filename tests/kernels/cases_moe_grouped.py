@@ -20,8 +20,7 @@ from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import grouped
 from microscale_lab.cases.errors import check_rounded
 from microscale_lab.cases.experts import LAYERS as CASES
-from microscale_lab.cases.experts import SWIGLU, Problem
-from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import SWIGLU, ExpertsInput, ExpertsProblem
 
 AMPERE = known("a100")
 # The interpreter truncates where `combine` rounds to bf16: twice the error of one rounding.
@@ -30,7 +29,9 @@ COMBINE = 2
 SOME = [case for case in CASES if case.tokens == 37 or case.hidden in (160, 352)]
 
 
-def run(problem: Problem, block_scaled: bool, block_m: int = 16, block_n: int = 128, gpu: Gpu = AMPERE) -> torch.Tensor:
+def run(
+    problem: ExpertsProblem, block_scaled: bool, block_m: int = 16, block_n: int = 128, gpu: Gpu = AMPERE
+) -> torch.Tensor:
     tile = GemmTile(block_m, block_n, 128 if block_scaled else 64, 4, 2)
     return grouped.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, gpu, block_scaled=block_scaled, tile=tile
@@ -42,15 +43,15 @@ IDS = [f"{fmt}, {case.name}" for case, fmt in FORMATS]
 
 
 @pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)
-def test_bf16_activations(case: Case, fmt: str) -> None:
-    problem = Problem.of(case, fmt, "cpu")
+def test_bf16_activations(case: ExpertsInput, fmt: str) -> None:
+    problem = ExpertsProblem.of(case, fmt, "cpu")
     # Roundings to bf16: h, the parts of each expert, and the result.
     check_rounded(run(problem, block_scaled=False), problem.expected(), "bf16", 2 + COMBINE)
 
 
 @pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)
-def test_mxfp8_activations(case: Case, fmt: str) -> None:
-    problem = Problem.of(case, fmt, "cpu")
+def test_mxfp8_activations(case: ExpertsInput, fmt: str) -> None:
+    problem = ExpertsProblem.of(case, fmt, "cpu")
     actual = run(problem, block_scaled=True)
     # Against a reference that quantises alike nothing is left but the roundings of the parts and the result.
     check_rounded(actual, problem.expected_quantised(), "bf16", 1 + COMBINE)
@@ -61,7 +62,9 @@ def test_mxfp8_activations(case: Case, fmt: str) -> None:
 @pytest.mark.parametrize("block_m, block_n", [(32, 64), (64, 128)])
 @pytest.mark.parametrize("block_scaled", [False, True])
 def test_other_tiles_give_the_same(block_m: int, block_n: int, block_scaled: bool) -> None:
-    problem = Problem.of(Case("tiles", 36, num_experts=2, top_k=1, hidden=96, intermediate=96), "mxfp4", "cpu")
+    problem = ExpertsProblem.of(
+        ExpertsInput("tiles", 36, num_experts=2, top_k=1, hidden=96, intermediate=96), "mxfp4", "cpu"
+    )
     first, second = run(problem, block_scaled), run(problem, block_scaled, block_m, block_n)
     # Each sum over K runs in the same order whatever the tile, but numpy's matrix product does not promise one.
     check_rounded(second, first.float(), "bf16", 1)
@@ -70,24 +73,24 @@ def test_other_tiles_give_the_same(block_m: int, block_n: int, block_scaled: boo
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 def test_order_of_columns_for_whole_tiles(fmt: str) -> None:
     """On wgmma and tcgen05 the tokens are permuted in registers. The interpreter has no programmatic launches."""
-    problem = Problem.of(Case("whole", 5, num_experts=2, hidden=96, intermediate=160), fmt, "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("whole", 5, num_experts=2, hidden=96, intermediate=160), fmt, "cpu")
     hopper = replace(known("h200"), family=replace(SM90, features=SM90.features - {Feature.PDL}))
     check_rounded(run(problem, False, gpu=hopper), problem.expected(), "bf16", 2 + COMBINE)
 
 
 def test_no_tokens() -> None:
-    problem = Problem.of(Case("empty", 0), "mxfp4", "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("empty", 0), "mxfp4", "cpu")
     assert run(problem, block_scaled=False).shape == (0, 128)
 
 
 def test_float32_rows_are_refused() -> None:
-    problem = Problem.of(Case("one token", 1), "mxfp4", "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("one token", 1), "mxfp4", "cpu")
     with pytest.raises(Unsupported, match="bfloat16"):
         grouped.run(problem.packed, SWIGLU, problem.x.float(), problem.routing, AMPERE)
 
 
 def test_a_broken_token_shows_and_stays_alone() -> None:
-    problem = Problem.of(Case("broken", 3, hidden=96, intermediate=96), "mxfp4", "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("broken", 3, hidden=96, intermediate=96), "mxfp4", "cpu")
     problem.x[1, 50] = float("nan")
     for block_scaled in (False, True):
         y = run(problem, block_scaled)

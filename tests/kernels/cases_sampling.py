@@ -29,7 +29,7 @@ from microscale.kernels.sampling.spec import (
 from microscale_lab.calls import run_sampling, run_score
 from microscale_lab.cases import sampling as cases
 from microscale_lab.cases.case import hold
-from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of
+from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, SamplingInput, bias_of, mask_of
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -60,7 +60,7 @@ def check(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_cases(case: Setup) -> None:
+def test_cases(case: SamplingInput) -> None:
     check(random_logits(case.rows, case.vocab, spread=case.spread), make_batch(case.rows, **case.params))
 
 

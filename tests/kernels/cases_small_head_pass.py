@@ -7,7 +7,7 @@ import torch
 
 from microscale import hardware
 from microscale.planning import registry
-from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.case import KernelCase, hold
 from microscale_lab.cases.head_passes import cases
 from microscale_lab.cases.small import normal
 
@@ -27,5 +27,5 @@ def test_the_pair_is_both_norms_bit_for_bit(width: int) -> None:
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
-def test_as_the_reference(case: Case) -> None:
+def test_as_the_reference(case: KernelCase) -> None:
     hold(case.start(GPU, "cpu")())

@@ -36,8 +36,7 @@ from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.planning.precision import PRECISIONS
 from microscale_lab.calls import bind_small, run_attention, run_dense, run_logits, run_moe
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import make_routing, make_weights
+from microscale_lab.cases.experts import ExpertsInput, make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable
 
 ON_GPU = torch.cuda.is_available()
@@ -98,7 +97,7 @@ def test_dense(entry: DenseOp[Any], rows: int) -> None:
 @pytest.mark.parametrize("entry", of_op("moe"))
 def test_moe(entry: MoeOp[Any], rows: int) -> None:
     gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
-    case = Case("capture", rows)
+    case = ExpertsInput("capture", rows)
     base = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=rows)
     for spec, gpu in runnable(entry, base):
         assert isinstance(spec, MoeSpec)
@@ -218,7 +217,7 @@ UNCAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturabl
 @pytest.mark.parametrize("entry", [e for e in UNCAPTURABLE if e.op == "moe"], ids=lambda e: e.name)
 def test_experts_that_say_so_read_on_the_host(entry: MoeOp[Any]) -> None:
     """The check sees what they do; and what has become capturable should say so."""
-    gate, case = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True), Case("capture", 3)
+    gate, case = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True), ExpertsInput("capture", 3)
     spec = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=3)
     packed = entry.pack(make_weights(case, "mxfp4", DEVICE), spec)
     x, routing = tokens_of(spec, 3, 128), make_routing(case, DEVICE)

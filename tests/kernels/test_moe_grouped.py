@@ -16,8 +16,7 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.op import MatrixUnit
 from microscale.planning.shards import shape_only
 from microscale_lab.calls import run_moe
-from microscale_lab.cases.experts import GELU, SILU, SWIGLU, Problem
-from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import GELU, SILU, SWIGLU, ExpertsInput, ExpertsProblem
 from support.interpreter import first_and_all, run_cases
 
 
@@ -96,7 +95,7 @@ def test_other_specs_are_refused_with_the_reason(implementation: BlockScaledMoe,
 
 
 def started(implementation: BlockScaledMoe, fmt: str, tokens: int) -> list[Kernel]:
-    problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
     spec = replace(spec_of(fmt, tokens), num_experts=problem.packed.num_experts, hidden=32, intermediate=32)
     with recording() as found:
         run_moe(implementation, problem.packed, spec, known("gb10"), problem.x, problem.routing)

@@ -9,8 +9,7 @@ from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.encoded import encode
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, encode, load_tasks
 from support.loading import load_model
 
 

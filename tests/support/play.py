@@ -18,7 +18,7 @@ import pytest
 from microscale.errors import MicroscaleError
 from microscale.hardware import known, present
 from microscale_lab.prove.bridge import as_card, card_of
-from ptxproof import Executed
+from ptxproof import CardRun
 
 
 def add_option(parser: pytest.Parser) -> None:
@@ -49,7 +49,7 @@ class Played:
         self.stack = ExitStack()
         card = known(name)
         if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-            self.executed = Executed(card_of(card), card_of(present()))  # the workers run the tests
+            self.executed = CardRun(card_of(card), card_of(present()))  # the workers run the tests
         else:
             self.executed = self.stack.enter_context(as_card(card))
 

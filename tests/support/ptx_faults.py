@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ptxproof import Kernel
+from ptxproof import TritonKernel
 from ptxproof.interpreter.launched import Edit
-from ptxproof.ptx import Found, Instruction, instructions, vector
+from ptxproof.ptx import PtxInstruction, PtxStatement, instructions, vector
 
-Fault = Callable[[Kernel, str], str]
+Fault = Callable[[TritonKernel, str], str]
 Run = Callable[..., tuple[Tensor, Tensor]]
 """What a kernel gives, and what it should."""
-Spelling = Callable[[Instruction], list[str]]
+Spelling = Callable[[PtxInstruction], list[str]]
 """An instruction, or several in its place."""
 
 
@@ -41,7 +41,7 @@ def only_in(function: str, fault: Fault) -> Edit:
     return lambda kernel, ptx: fault(kernel, ptx) if kernel.short_name == function else ptx
 
 
-def rewritten(ptx: str, found: Sequence[Found], spell: Spelling) -> str:
+def rewritten(ptx: str, found: Sequence[PtxStatement], spell: Spelling) -> str:
     if not found:
         raise NoSuchPlace("no instruction to spoil")
     parts, done = [], 0
@@ -51,14 +51,14 @@ def rewritten(ptx: str, found: Sequence[Found], spell: Spelling) -> str:
     return "".join([*parts, ptx[done:]])
 
 
-def matching(ptx: str, pattern: str) -> list[Found]:
+def matching(ptx: str, pattern: str) -> list[PtxStatement]:
     return [each for each in instructions(ptx) if re.match(pattern, str(each.instruction))]
 
 
 def removed(pattern: str, which: int = 0) -> Fault:
     """One instruction is left out."""
 
-    def fault(kernel: Kernel, ptx: str) -> str:
+    def fault(kernel: TritonKernel, ptx: str) -> str:
         found = [each for each in instructions(ptx) if re.match(pattern, each.instruction.opcode)]
         if which >= len(found):
             raise NoSuchPlace(f"{pattern} occurs {len(found)} times")
@@ -67,7 +67,7 @@ def removed(pattern: str, which: int = 0) -> Fault:
     return fault
 
 
-def loads_of(kernel: Kernel, ptx: str, parameter: str) -> list[Found]:
+def loads_of(kernel: TritonKernel, ptx: str, parameter: str) -> list[PtxStatement]:
     """Loads and copies from addresses that come from a parameter. Constants are none of the PTX's parameters."""
     given = [name for name, kind in kernel.signature.items() if kind != "constexpr"]
     number = given.index(parameter)
@@ -97,7 +97,7 @@ def loads_of(kernel: Kernel, ptx: str, parameter: str) -> list[Found]:
 def spoiled_loads(parameter: str, spoil: Callable[[str], str]) -> Fault:
     """What is loaded through a parameter is changed, word by word; copies become a load and a store."""
 
-    def spell(asked: Instruction) -> list[str]:
+    def spell(asked: PtxInstruction) -> list[str]:
         guard = f"@{asked.guard} " if asked.guard else ""
         if not asked.opcode.startswith("cp.async"):
             names = vector(asked.operands[0]) if asked.operands[0].startswith("{") else [asked.operands[0]]
@@ -141,26 +141,26 @@ def of_another_lane(parameter: str, distance: int) -> Fault:
 def mask_left_out(parameter: str) -> Fault:
     """Loads through a parameter take what they should not."""
 
-    def spell(asked: Instruction) -> list[str]:
-        return [str(Instruction(asked.opcode, asked.operands[:3]))]
+    def spell(asked: PtxInstruction) -> list[str]:
+        return [str(PtxInstruction(asked.opcode, asked.operands[:3]))]
 
     return lambda kernel, ptx: rewritten(ptx, loads_of(kernel, ptx, parameter), spell)
 
 
-def always_visible(kernel: Kernel, ptx: str) -> str:
+def always_visible(kernel: TritonKernel, ptx: str) -> str:
     """No score is masked."""
     found = matching(ptx, r"selp\.f32 \S+ \S+ 0fFF800000")
     return rewritten(ptx, found, lambda asked: [f"mov.b32 {asked.operands[0]}, {asked.operands[1]};"])
 
 
-def tile_left_out(kernel: Kernel, ptx: str) -> str:
+def tile_left_out(kernel: TritonKernel, ptx: str) -> str:
     """The first turn of the last loop with products leaves all of them out; without a loop, the first product."""
     products = [each for each in instructions(ptx) if each.instruction.opcode.startswith("mma.sync")]
     loop = [found for found in re.finditer(r"^(\$\w+):", ptx, re.MULTILINE) if _closes(ptx, found)]
     inside = [(label, [each for each in products if label.end() < each.start < _closes(ptx, label)]) for label in loop]
     inside = [(label, found) for label, found in inside if found]
 
-    def kept(asked: Instruction) -> list[str]:
+    def kept(asked: PtxInstruction) -> list[str]:
         pairs = zip(vector(asked.operands[0]), vector(asked.operands[3]), strict=True)
         return [f"mov.b32 {to}, {addend};" for to, addend in pairs]
 
@@ -168,7 +168,7 @@ def tile_left_out(kernel: Kernel, ptx: str) -> str:
         return rewritten(ptx, products[:1], kept)
     label, found = inside[-1]
 
-    def spell(asked: Instruction) -> list[str]:
+    def spell(asked: PtxInstruction) -> list[str]:
         moves = [f"@!%fault_later {line}" for line in kept(asked)]
         return [f"@%fault_later {asked}", *moves]
 

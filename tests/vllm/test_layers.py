@@ -30,8 +30,7 @@ from microscale.integrations import vllm_experts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import MoeWeights, Routing
 from microscale_lab.cases.errors import check_rounded
-from microscale_lab.cases.experts import GELU, make_routing, make_tokens, make_weights
-from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import GELU, ExpertsInput, make_routing, make_tokens, make_weights
 from support.cpu_flags import NEEDS_AMX
 from support.tiny_checkpoints import CASES, write_hf
 
@@ -89,7 +88,7 @@ def config_of(fmt: str) -> Any:
     return get_quantization_config("modelopt_mxfp8").from_config({"quant_method": "modelopt", "quant_algo": "MXFP8"})
 
 
-def make_layer(case: Case, fmt: str, split: Split, **changes: object) -> RoutedExperts:
+def make_layer(case: ExpertsInput, fmt: str, split: Split, **changes: object) -> RoutedExperts:
     """vLLM's expert layer of one rank, without weights."""
     parallel = split.config()
     maps = ExpertMapManager(
@@ -151,9 +150,9 @@ def run(layer: RoutedExperts, x: Tensor, routing: Routing) -> Tensor:
 
 
 # gpt-oss: 2880 / 2 = 45 blocks of 32, / 4 = 22.5, / 8 = 11.25. modelopt's shards must be whole blocks.
-GPT_OSS = Case("gpt-oss's width", 7, num_experts=3, top_k=2, hidden=64, intermediate=2880)
-GEMMA = Case("Gemma's width", 7, num_experts=3, top_k=2, hidden=64, intermediate=704, gate=GELU, bias=False)
-NARROW = Case("experts apart", 9, num_experts=7, top_k=3, hidden=64, intermediate=96)
+GPT_OSS = ExpertsInput("gpt-oss's width", 7, num_experts=3, top_k=2, hidden=64, intermediate=2880)
+GEMMA = ExpertsInput("Gemma's width", 7, num_experts=3, top_k=2, hidden=64, intermediate=704, gate=GELU, bias=False)
+NARROW = ExpertsInput("experts apart", 9, num_experts=7, top_k=3, hidden=64, intermediate=96)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ NARROW = Case("experts apart", 9, num_experts=7, top_k=3, hidden=64, intermediat
         pytest.param(replace(GEMMA, num_experts=5), "mxfp8", Split(ep=2), {704}, id="mxfp8 experts apart"),
     ],
 )
-def test_ranks_add_up(case: Case, fmt: str, split: Split, widths: set[int]) -> None:
+def test_ranks_add_up(case: ExpertsInput, fmt: str, split: Split, widths: set[int]) -> None:
     weights, x, routing = make_weights(case, fmt, "cpu"), make_tokens(case, "cpu"), make_routing(case, "cpu")
     total = torch.zeros(case.tokens, case.hidden)
     for rank in split.ranks():
@@ -251,10 +250,10 @@ def test_rows_that_fill_up_a_graph_change_no_other(split: Split) -> None:
 @pytest.mark.parametrize("gpu", hardware.KNOWN.values(), ids=list(hardware.KNOWN))
 def test_every_card_has_kernels_for_every_shard(gpu: hardware.Gpu) -> None:
     """gpt-oss-120b and Gemma 4's experts, whole, cut and apart: what vLLM asks for is decided for our kernels."""
-    large = Case("gpt-oss-120b", 1, num_experts=128, top_k=4, hidden=2880, intermediate=2880)
+    large = ExpertsInput("gpt-oss-120b", 1, num_experts=128, top_k=4, hidden=2880, intermediate=2880)
     layers = [(large, "mxfp4", Split(tp=tp)) for tp in (1, 2, 4, 8)]
     layers += [(large, "mxfp4", Split(ep=ep)) for ep in (2, 8)]
-    gemma = Case("Gemma 4", 1, num_experts=128, top_k=8, hidden=2816, intermediate=704, gate=GELU, bias=False)
+    gemma = ExpertsInput("Gemma 4", 1, num_experts=128, top_k=8, hidden=2816, intermediate=704, gate=GELU, bias=False)
     layers += [(gemma, "mxfp8", Split(tp=tp)) for tp in (1, 2)]
     for case, fmt, split in layers:
         layer = make_layer(case, fmt, split, device="meta")

@@ -17,18 +17,17 @@ from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, MoeWeights, Routing
 from microscale.planning.ops import Ops, Preference
 from microscale_lab.cases.errors import check_rounded
-from microscale_lab.cases.experts import GELU, make_routing, make_tokens, make_weights
-from microscale_lab.cases.experts import Layer as Case
+from microscale_lab.cases.experts import GELU, ExpertsInput, make_routing, make_tokens, make_weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 # gpt-oss on 2, 4 and 8 ranks; the last rank of 8 has 192 of 384, of 4 has 672 of 736. Gemma 4 on 2.
 SHARDS = {
-    "1440": (Case("1440", 1, 8, 4, 2880, 1440), "mxfp4", 1440),
-    "736": (Case("736", 1, 8, 4, 2880, 736), "mxfp4", 736),
-    "672 of 736": (Case("672 of 736", 1, 8, 4, 2880, 736), "mxfp4", 672),
-    "192 of 384": (Case("192 of 384", 1, 8, 4, 2880, 384), "mxfp4", 192),
-    "Gemma 4, 352": (Case("Gemma 4, 352", 1, 16, 8, 2816, 352, GELU, bias=False), "mxfp8", 352),
+    "1440": (ExpertsInput("1440", 1, 8, 4, 2880, 1440), "mxfp4", 1440),
+    "736": (ExpertsInput("736", 1, 8, 4, 2880, 736), "mxfp4", 736),
+    "672 of 736": (ExpertsInput("672 of 736", 1, 8, 4, 2880, 736), "mxfp4", 672),
+    "192 of 384": (ExpertsInput("192 of 384", 1, 8, 4, 2880, 384), "mxfp4", 192),
+    "Gemma 4, 352": (ExpertsInput("Gemma 4, 352", 1, 16, 8, 2816, 352, GELU, bias=False), "mxfp8", 352),
 }
 
 
@@ -58,7 +57,7 @@ def with_spare(weights: MoeWeights, spare: int) -> MoeWeights:
     return MoeWeights(gate_up, down, longer(weights.gate_up_bias), longer(weights.down_bias))
 
 
-def check_in_a_graph(weights: MoeWeights, case: Case, x: Tensor, routing: Routing) -> None:
+def check_in_a_graph(weights: MoeWeights, case: ExpertsInput, x: Tensor, routing: Routing) -> None:
     """Captured with other tokens and all rows on the first experts, as vLLM captures; replayed with these."""
     op = Ops(detect(), Activations.BF16, Preference()).moe(weights, case.top_k, case.gate)
     held = torch.zeros_like(x)
@@ -90,7 +89,7 @@ def test_shards(name: str, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [2, 8, 64, 256])
 def test_experts_of_other_ranks(tokens: int) -> None:
     """Half of the experts are elsewhere: their slots go to spare experts with weight 0."""
-    case = Case("apart", tokens, 16, 4, 2880, 2880)
+    case = ExpertsInput("apart", tokens, 16, 4, 2880, 2880)
     routing = make_routing(case, "cuda")
     here = case.num_experts // 2
     weights = with_spare(make_weights(replace(case, num_experts=here), "mxfp4", "cuda"), case.top_k)

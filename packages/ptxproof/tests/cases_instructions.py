@@ -149,6 +149,10 @@ INTEGER = [
     *(One(f"{_HALF}cvt.{op} %o0, %h0;", integers, name=f"cvt.{op}") for op in ("u32.u16", "s32.s16")),
     *(One(f"cvt.{op} %h0, %i0; mov.b32 %o0, {{%h0, %h0}};", integers, name=f"cvt.{op}") for op in ("u16.u32",)),
     *(One(f"cvt.{op} %d2, %i0; {_SPLIT}", integers, outputs=2, name=f"cvt.{op}") for op in ("u64.u32", "s64.s32")),
+    # A register that is wider than the source type counts by its lowest bits.
+    *(One(f"{_WIDE}cvt.{op} %d2, %d0; {_SPLIT}", integers, outputs=2, name=f"cvt.{op} of 64 bits")
+      for op in ("u64.u32", "s64.s32", "s64.s8")),
+    *(One(f"cvt.{op} %o0, %i0;", integers, name=f"cvt.{op} of 32 bits") for op in ("u32.u8", "s32.s8", "s32.s16")),
     *(One(f"cvt.{op} %o0, %i0;", integers, "f32", name=f"cvt.{op}") for op in ("rn.f32.s32", "rn.f32.u32")),
 ]  # fmt: skip
 WARP = [

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptxproof.interpreter.memory import GlobalMemory
-from ptxproof.interpreter.run import Kernel
+from ptxproof.interpreter.run import InterpretedKernel
 
 Words = npt.NDArray[np.uint32]
 SHARED = 8192
@@ -66,5 +66,5 @@ def run_block(ptx: str, words: Words, num_out: int) -> Words:
     given = np.ascontiguousarray(words, np.uint32).reshape(-1).view(np.uint8)
     result = np.zeros(len(words) * num_out * 4, np.uint8)
     addresses = [memory.add(given), memory.add(result)]
-    Kernel(ptx, SHARED).run((1,), addresses, memory)
+    InterpretedKernel(ptx, SHARED).run((1,), addresses, memory)
     return result.view(np.uint32).reshape(len(words), num_out)

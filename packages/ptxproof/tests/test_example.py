@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from ptx_kernels import warp_kernel
-from ptxproof import Launch, Unsupported, interpret_ptx
+from ptxproof import TritonLaunch, Unsupported, interpret_ptx
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -38,4 +39,7 @@ def test_ptx_with_arguments() -> None:
 
 def test_what_is_no_jit_function_is_refused() -> None:
     with pytest.raises(Unsupported, match="len is a builtin_function_or_method, which cannot be compiled"):
-        Launch.of(len, (1,))
+        TritonLaunch.of(len, (1,))
+    tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(test_ptx_with_arguments))
+    with pytest.raises(Unsupported, match=r"test_ptx_with_arguments is a Autotuner.*its \.fn"):
+        TritonLaunch.of(tuned, (1,))

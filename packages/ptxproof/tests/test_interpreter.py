@@ -8,22 +8,22 @@ import pytest
 from ptx_kernels import block_kernel, run_block, run_warp, warp_kernel
 from ptxproof.errors import InterpretError, Race
 from ptxproof.interpreter.memory import GlobalMemory
-from ptxproof.interpreter.run import Kernel as InterpretedKernel
+from ptxproof.interpreter.run import InterpretedKernel
 
 
 def test_reads_of_what_nobody_wrote() -> None:
     """An undefined number may be computed with and thrown away, as compilers do; it may not be stored or decide."""
     zeros = np.zeros((32, 1), np.uint32)
-    with pytest.raises(InterpretError, match="stores a number or to an address that nobody wrote"):
+    with pytest.raises(InterpretError, match="stores a number or to an address that was never written"):
         run_warp(warp_kernel("add.u32 %o0, %i0, %t3;", 1, 1), zeros, 1)
-    with pytest.raises(InterpretError, match="depends on a predicate that nobody wrote, in thread 0 of block 0"):
+    with pytest.raises(InterpretError, match="depends on a predicate that was never written, in thread 0 of block 0"):
         run_warp(warp_kernel("mov.b32 %o0, %i0; setp.eq.u32 %p0, %t3, 0; @%p0 mov.b32 %o0, 1;", 1, 1), zeros, 1)
     some = "setp.lt.u32 %p0, %lane, 8; @%p0 mov.b32 %t3, %lane; shfl.sync.bfly.b32 %t4, %t3, 1, 31, -1;"
     kept = run_warp(warp_kernel(f"{some} selp.b32 %o0, %t4, 99, %p0;", 1, 1), zeros, 1)[:, 0]
     assert (kept == [lane ^ 1 if lane < 8 else 99 for lane in range(32)]).all()
-    with pytest.raises(InterpretError, match="nobody wrote, in thread 8 of block 0"):
+    with pytest.raises(InterpretError, match="never written, in thread 8 of block 0"):
         run_warp(warp_kernel(f"{some} mov.b32 %o0, %t4;", 1, 1), zeros, 1)
-    with pytest.raises(Race, match="reads shared memory that nobody wrote"):
+    with pytest.raises(Race, match="reads shared memory that was never written"):
         run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
 
 
@@ -122,3 +122,38 @@ def test_threads_that_branch_apart_meet_again() -> None:
     got = run_warp(warp_kernel(body, 1, 1), np.full((32, 1), 3, np.uint32), 1)[:, 0]
     lanes = np.arange(32)
     assert (got == 3 * (lanes + (lanes ^ 1))).all()
+
+
+@pytest.mark.parametrize("space", ["local", "shared"])
+def test_a_generic_address_tells_which_memory_it_is_in(space: str) -> None:
+    """What one lane keeps in local memory no other lane sees; shared memory is the block's."""
+    kept = ".local .align 4 .b8 kept[8]; mov.b64 %d0, kept;" if space == "local" else "cvt.u64.u32 %d0, %smem;"
+    body = (
+        f"{kept} cvta.{space}.u64 %d0, %d0; setp.eq.u32 %p0, %lane, 0; mov.b32 %t0, %lane; "
+        "shfl.sync.idx.b32 %t1, %lane, 0, 31, -1; "
+        + ("" if space == "local" else "mov.b32 %t0, %t1; ")
+        + "st.b8 [%d0+1], %t0; st.b8 [%d0], 7; st.b16 [%d0+2], 0; "
+        + ("" if space == "local" else "bar.warp.sync -1; ")
+        + f"ld.b32 %o0, [%d0]; cvta.to.{space}.u64 %d1, %d0; cvt.u32.u64 %t2, %d1; ld.{space}.b8 %t3, [%t2+1]; "
+        "setp.ne.u32 %p1, %t3, %t0; @%p1 mov.b32 %o0, 99;"
+    )
+    got = run_warp(warp_kernel(body, 1, 1), np.zeros((32, 1), np.uint32), 1)[:, 0]
+    assert (got == 7 + 256 * (np.arange(32) if space == "local" else 0)).all()
+
+
+def test_generic_addresses_of_two_memories_in_one_instruction() -> None:
+    """Even lanes store to global memory, odd lanes to their own local memory, and each reads its own."""
+    body = (
+        ".local .align 4 .b8 kept[8]; mov.b64 %d0, kept; cvta.local.u64 %d0, %d0; and.b32 %t0, %lane, 1; "
+        "setp.eq.u32 %p0, %t0, 0; selp.b64 %d0, %out, %d0, %p0; st.b32 [%d0], %lane; ld.b32 %o0, [%d0];"
+    )
+    got = run_warp(warp_kernel(body, 1, 1), np.zeros((32, 1), np.uint32), 1)[:, 0]
+    assert (got == np.arange(32)).all()
+
+
+def test_a_wide_register_is_converted_by_its_lowest_bits() -> None:
+    words = np.array([[0x8000_0001, 5]] * 32, np.uint32)
+    wide = "mov.b64 %d0, {%i0, %i1}; "
+    got = run_warp(warp_kernel(f"{wide} cvt.s64.s32 %d1, %d0; mov.b64 {{%o0, %o1}}, %d1;", 2, 2), words, 2)
+    assert (got == [0x8000_0001, 0xFFFF_FFFF]).all()
+    assert (run_warp(warp_kernel("cvt.s32.s8 %o0, %i0;", 2, 1), words | np.uint32(0x80), 1) == 0xFFFF_FF81).all()

@@ -11,7 +11,7 @@ import pytest
 
 from ptx_kernels import Words, run_warp, warp_kernel
 from ptxproof.errors import Unsupported
-from ptxproof.interpreter.numbers import E4M3, Array, from_bf16
+from ptxproof.interpreter.numbers import Array, code_values, from_bf16
 from ptxproof.interpreter.products import Rows, dot_add
 from ptxproof.matrix_units import MatrixUnit, Summation, summation
 
@@ -38,7 +38,7 @@ def encode(values: Array, kind: str) -> Array:
         return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if kind == "f16":
         return np.asarray(values, np.float16).view(np.uint16)
-    codes = np.array([int(np.flatnonzero(value == E4M3)[0]) for value in np.ravel(values)], np.uint8)
+    codes = np.array([int(np.flatnonzero(value == code_values("e4m3"))[0]) for value in np.ravel(values)], np.uint8)
     return codes.reshape(np.shape(values))
 
 
@@ -163,7 +163,7 @@ def test_random_numbers_follow_the_model(sm: int, unit: MatrixUnit, kind: str) -
             codes = generator.integers(0, 256, (2, 3, 4, k)).astype(np.uint8)
             plain = np.where(codes & 127 == 127, 0, codes) if spread == 40 else codes & 0b10111111 | 0b00110000
             codes = plain.astype(np.uint8)
-            values = E4M3[codes]
+            values = code_values("e4m3")[codes]
         else:
             numbers = generator.normal(0, 1, (2, 3, 4, k)) * 2.0 ** generator.integers(-spread, 1, (2, 3, 4, k))
             codes = encode(np.where(generator.random(numbers.shape) < 0.1, 0.0, numbers), kind)

@@ -14,7 +14,7 @@ from microscale_lab.kernel_bench.attention import (
     CASES,
     SINKS_FULL,
     SINKS_SLIDING,
-    Case,
+    AttentionInput,
     count,
     make_batch,
     make_kv,
@@ -24,13 +24,13 @@ from microscale_lab.kernel_bench.attention import (
 
 
 def test_what_is_counted() -> None:
-    decode = Case(SINKS_FULL, 8, 8192)
+    decode = AttentionInput(SINKS_FULL, 8, 8192)
     assert count(decode) == (2 * 8 * 8192 * 8 * 64 * 2 + 2 * 8 * 64 * 64 * 2, 4 * 8 * 8192 * 64 * 64)
-    assert visible_pairs(Case(SINKS_FULL, 1, 8, new=8)) == 36
-    assert visible_pairs(Case(SINKS_SLIDING, 2, 300, new=2)) == 2 * 2 * 128
-    short, long = (Case(SINKS_SLIDING, 8, context) for context in (4096, 131072))
+    assert visible_pairs(AttentionInput(SINKS_FULL, 1, 8, new=8)) == 36
+    assert visible_pairs(AttentionInput(SINKS_SLIDING, 2, 300, new=2)) == 2 * 2 * 128
+    short, long = (AttentionInput(SINKS_SLIDING, 8, context) for context in (4096, 131072))
     assert count(short) == count(long)
-    assert count(Case(SINKS_FULL, 8, 8192, fp8=True))[0] < count(decode)[0]
+    assert count(AttentionInput(SINKS_FULL, 8, 8192, fp8=True))[0] < count(decode)[0]
 
 
 def test_every_case_is_one_that_the_kernel_takes() -> None:
@@ -39,8 +39,10 @@ def test_every_case_is_one_that_the_kernel_takes() -> None:
         assert PagedAttention().supports(case.spec, hardware.known("h200")) is None
 
 
-@pytest.mark.parametrize("case", [Case(SINKS_SLIDING, 2, 150), Case(SINKS_FULL, 1, 40, new=40, fp8=True)])
-def test_the_check_sees_a_wrong_answer(case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [AttentionInput(SINKS_SLIDING, 2, 150), AttentionInput(SINKS_FULL, 1, 40, new=40, fp8=True)]
+)
+def test_the_check_sees_a_wrong_answer(case: AttentionInput) -> None:
     generator = torch.Generator().manual_seed(0)
     spec, kv, batch = case.spec, make_kv(case, generator, "cpu"), make_batch(case, generator, "cpu")
     q, sinks = torch.randn(spec.tokens, 64, 64).bfloat16(), torch.zeros(64)

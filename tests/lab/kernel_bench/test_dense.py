@@ -9,12 +9,12 @@ from microscale.errors import Unsupported
 from microscale.kernels.dense.reference import dense
 from microscale.kernels.dense.spec import FORMATS
 from microscale_lab.kernel_bench import dense as bench
-from microscale_lab.kernel_bench.dense import SHAPES, Shape, random_weights
+from microscale_lab.kernel_bench.dense import SHAPES, DenseShape, random_weights
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_layer_that_is_timed_has_ordinary_numbers(fmt: str) -> None:
-    weights = random_weights(Shape("small", 256, 320), fmt, torch.Generator().manual_seed(0))
+    weights = random_weights(DenseShape("small", 256, 320), fmt, torch.Generator().manual_seed(0))
     assert weights.format == fmt
     y = dense(torch.randn(4, 320, generator=torch.Generator().manual_seed(1)), weights)
     assert 0.05 < float(y.square().mean().sqrt()) < 50

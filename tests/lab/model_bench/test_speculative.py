@@ -22,8 +22,8 @@ from microscale.planning.plan import Setup
 from microscale_lab.cli.bench_speculative import parse_drafts
 from microscale_lab.model_bench import speculative
 from microscale_lab.model_bench.chosen import ChosenStep, RecordingSpeculation, shares, shares_line
-from microscale_lab.model_bench.speculative import AUTO, TURNS, Plan, _Batch, run
-from microscale_lab.model_bench.speculative_table import Row, as_json, best, header, line, summary
+from microscale_lab.model_bench.speculative import AUTO, TURNS, DraftBenchPlan, _Batch, run
+from microscale_lab.model_bench.speculative_table import DraftRow, as_json, best, header, line, summary
 from support.loading import load_model
 
 pytestmark = pytest.mark.nightly
@@ -49,7 +49,7 @@ def test_which_drafts() -> None:
 @pytest.mark.parametrize("sequences", [1, 3])
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_what_is_accepted_is_set(sequences: int, acceptance: float) -> None:
-    batch = _Batch(*tiny(), Plan(acceptance, (0, 1, 4), depth=9, steps=4), sequences)
+    batch = _Batch(*tiny(), DraftBenchPlan(acceptance, (0, 1, 4), depth=9, steps=4), sequences)
     measured = batch.measure()
     assert list(measured) == [0, 1, 4]
     for drafts, found in measured.items():
@@ -61,14 +61,14 @@ def test_what_is_accepted_is_set(sequences: int, acceptance: float) -> None:
 
 
 def test_an_acceptance_between_is_met_on_average() -> None:
-    batch = _Batch(*tiny(), Plan(0.7, (0, 3), depth=9, steps=100), 4)
+    batch = _Batch(*tiny(), DraftBenchPlan(0.7, (0, 3), depth=9, steps=100), 4)
     # Of 1,600 drafts, by a fixed seed.
     assert batch.measure()[3].tokens / 4 == pytest.approx(tokens_of(0.7, 3), rel=0.1)
 
 
 def test_rows() -> None:
     model, shape, setup = tiny()
-    plan = Plan(0.5, (0, 1, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
+    plan = DraftBenchPlan(0.5, (0, 1, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
     rows = list(run(model, shape, setup, plan, [1, 2]))
     assert [(row.sequences, row.drafts) for row in rows] == [(n, k) for n in (1, 2) for k in (0, 1, 2, AUTO)]
     for row in rows:
@@ -92,7 +92,7 @@ def test_rows() -> None:
     assert len(header()) <= 100 >= max(len(each) for row in rows for each in line(row).splitlines())
 
 
-def check_chosen(row: Row) -> None:
+def check_chosen(row: DraftRow) -> None:
     """Of a row with requests of two steps: six in which it learns, eight that count."""
     assert [step.learning for step in row.steps] == [True] * 6 + [False] * 8
     kept = [step for step in row.steps if step.counts]
@@ -134,7 +134,7 @@ def test_contexts_of_auto_are_no_longer_than_those_of_the_other_rows(monkeypatch
 
     plain = RecordingSpeculation.ended
     monkeypatch.setattr(RecordingSpeculation, "ended", ended)
-    plan = Plan(1.0, (0, 3, AUTO), depth=9, steps=5, auto_steps=20, auto_learns=10)
+    plan = DraftBenchPlan(1.0, (0, 3, AUTO), depth=9, steps=5, auto_steps=20, auto_learns=10)
     _Batch(*tiny(), replace(plan, drafts=(0, 3)), 1).measure()
     deepest = max(seen.values())
     seen.clear()
@@ -153,7 +153,7 @@ def test_drafts_are_measured_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, engine, learning=learning)
 
     monkeypatch.setattr(_Batch, "_run_requests", note)
-    _Batch(*tiny(), Plan(0.5, (0, AUTO, 2), depth=5, steps=2, auto_steps=15, auto_learns=3), 1).measure()
+    _Batch(*tiny(), DraftBenchPlan(0.5, (0, AUTO, 2), depth=5, steps=2, auto_steps=15, auto_learns=3), 1).measure()
     assert ran == [0, "learns", "learns", AUTO, AUTO, 2, *([0, AUTO, AUTO, 2] * (TURNS - 1))]
 
 

@@ -13,11 +13,7 @@ from microscale.bench import model as whole
 from microscale.cli import load
 from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting, Unsupported
-from microscale_lab.predict import stand_in, sweep, whole_models
-from microscale_lab.predict.fewer_sms import fewer_sms
-from microscale_lab.predict.rates import STREAMED
-from microscale_lab.predict.rates import reach_of as reach
-from microscale_lab.predict.rates import stand_in as card_record
+from microscale_lab.predict import sweep, whole_models
 from microscale_lab.predict.whole_models import ModelCase
 
 pytestmark = pytest.mark.nightly
@@ -79,49 +75,6 @@ def test_rows_are_recorded_with_the_sums_of_today_in_place_of_older_ones(tmp_pat
         sweep.record(rows, replace(H200, name="NVIDIA H300"), "a test", tmp_path)
 
 
-def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path) -> None:
-    """48 SMs with an H200's memory: few tokens take about as long, a prompt about 132 / 48 as long and more."""
-    few, whole_card = card_record("h200", "gb10", 48), card_record("h200", None)
-    assert (few.num_sms, few.bandwidth_gbs, few.family.name) == (48, 4800, "sm120")
-    assert reach(few) == reach(H200)
-    half = card_record("h200", "gb10", 48, read_gbs=reach(H200).gbs / 2)
-    assert reach(half).gbs == pytest.approx(reach(H200).gbs / 2)
-    third = card_record("h200", "gb10", 48, read_gbs=reach(H200).gbs / 2, streamed_gbs=reach(H200).gbs / 3 * STREAMED)
-    assert reach(third).gbs == pytest.approx(reach(H200).gbs / 3)
-    assert card_record("h200", "gb10", 48, reach(H200).gbs / 2, streamed_gbs=1e9) == half
-    gb10 = hardware.known("gb10")
-    step, prompt = (
-        sweep.SweepRow(ModelCase("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
-        for kind, context in ((Phase.DECODE, 144), (Phase.PREFILL, 2048))
-    )
-    slower = [
-        stand_in.held(row, gb10, few).predicted_us / stand_in.held(row, H200, whole_card).predicted_us
-        for row in (step, prompt)
-    ]
-    assert 1.0 < slower[0] < 1.6
-    assert 2.0 < slower[1] < 6.0
-    file = tmp_path / "sweep.json"
-    made = [replace(row, us=1.05 * stand_in.held(row, gb10, few).predicted_us) for row in (step, prompt)]
-    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48))
-    lines = stand_in.report(file)
-    assert "median error 4.8%, within 12 %: 100%" in lines[-1]
-    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48, 500.0))
-    assert "within 12 %: 50%" in stand_in.report(file)[-1]  # the step reads, the prompt computes
-    sweep.write(file, H200, made, sweep.PlayedAs("gb10", 48, 4550.0, 465.0))
-    assert "within 12 %: 50%" in stand_in.report(file)[-1]
-    file.write_text("{}")
-    with pytest.raises(BadSetting, match="holds no sweep"):
-        stand_in.report(file)
-
-
-def test_a_stand_in_is_never_recorded() -> None:
-    for options in (["--as", "gb10"], ["--sms", "48"]):
-        with pytest.raises(BadSetting, match="a stand-in's"):
-            load("bench")(["sweep", "--record", *options], standalone_mode=False)
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(BadSetting, match="--precision other"):
         load("bench")(["sweep", "--precision", "other"], standalone_mode=False)
-
-
-def test_all_sms_need_no_context() -> None:
-    with fewer_sms(None) as seen:
-        assert seen is None

@@ -23,11 +23,10 @@ from microscale.kernels.launch import launch, watching
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import Problem
+from microscale_lab.cases.experts import ExpertsInput, ExpertsProblem
 from microscale_lab.prove import bridge
 from microscale_lab.prove.bridge import as_card, label
-from ptxproof import Kernel
+from ptxproof import TritonKernel
 from ptxproof import play as module
 from support.fake_driver import FakeDriver, faked
 
@@ -91,7 +90,7 @@ def machine_of(cubin: bytes) -> int:
     return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
 
 
-def run_block_scaled(problem: Problem) -> None:
+def run_block_scaled(problem: ExpertsProblem) -> None:
     gpu = detect()
     tile = next(iter(possible(grouped.gemm_path(4, True), gpu)))
     case = problem.layer
@@ -100,7 +99,7 @@ def run_block_scaled(problem: Problem) -> None:
 
 def test_kernels_are_the_cards_and_their_machine_code_is_for_the_gpu_at_hand(here: FakeDriver) -> None:
     """Triton's and Gluon's, cold and warm; and jit functions hold none of it afterwards."""
-    problem = Problem.of(Case("played", 1, hidden=352, intermediate=160), "mxfp4", "cpu")
+    problem = ExpertsProblem.of(ExpertsInput("played", 1, hidden=352, intermediate=160), "mxfp4", "cpu")
     case = problem.layer
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
     spec = MoeSpec(*sizes, "mxfp4", Activations.BF16, case.gate, case.bias, 1)
@@ -192,7 +191,7 @@ def test_what_cannot_be_spelled_out_is_refused_by_name(here: FakeDriver) -> None
 def test_an_edit_changes_what_runs_and_nothing_that_is_kept(here: FakeDriver, tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def edit(kernel: Kernel, ptx: str) -> str:
+    def edit(kernel: TritonKernel, ptx: str) -> str:
         seen.append(kernel.short_name)
         assert ".target sm_121a" in ptx
         return re.sub(r"max\S*\.f32", lambda found: found[0].replace("max", "min"), ptx)

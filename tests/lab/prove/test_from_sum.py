@@ -19,7 +19,7 @@ from microscale.planning.ops import Activations, Ops, Preference
 from microscale_lab.cases import dense_from_sum
 from microscale_lab.cases.case import hold
 from microscale_lab.cases.dense_from_sum import FromSumCase
-from ptxproof import Kernel
+from ptxproof import TritonKernel
 from ptxproof.errors import InterpretError
 from support.forward import all_logits
 from support.interpreted import Edit, interpreted
@@ -63,7 +63,7 @@ def test_a_missing_barrier_is_noticed(which: int) -> None:
 def test_squares_that_are_added_in_another_order_are_noticed() -> None:
     """Lanes next to each other first."""
 
-    def fault(kernel: Kernel, ptx: str) -> str:
+    def fault(kernel: TritonKernel, ptx: str) -> str:
         ours, changed = re.subn(
             r"(shfl\.sync\.bfly\.b32 .*), (16|1), 31", lambda m: f"{m[1]}, {17 - int(m[2])}, 31", ptx
         )

@@ -26,11 +26,12 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.compiling.pool import Died, run_forked
 from microscale.kernels.launch import Kernel, Launch
 from microscale.kernels.small import fused_jit
+from microscale_lab.markdown import write_section
 from microscale_lab.prove import run
 from microscale_lab.prove.bridge import proof_kernel
 from microscale_lab.prove.command import run_prove
-from microscale_lab.prove.report import as_markdown, refusals, write_section
-from microscale_lab.prove.run import Row, Source, judge, prove
+from microscale_lab.prove.report import as_markdown, refusals
+from microscale_lab.prove.run import ProofRow, Source, check, prove
 from ptxproof.cache import FactsCache
 from ptxproof.compiler import Facts, cache_key
 from ptxproof.targets import PROVED_SMS, matrix_instructions, target
@@ -69,7 +70,7 @@ def only(*kernels: Kernel) -> Source:
     return lambda gpu: kernels
 
 
-def prove_one(kernel: Kernel, gpus: Sequence[str]) -> list[Row]:
+def prove_one(kernel: Kernel, gpus: Sequence[str]) -> list[ProofRow]:
     rows = prove(only(kernel), gpus)
     assert [row.variant for row in rows] == [f"bad_kernels/{kernel.label}"] * len(rows)
     return rows
@@ -182,7 +183,7 @@ def test_gluon_kernels_are_compiled_as_gluon() -> None:
 def test_faults_are_all_named() -> None:
     kernel = matmul(promise=BLOCK_SCALED)
     facts = Facts(mma=(), shared=200000, tensor_memory=1024, registers=255, spill_bytes=8)
-    reason = judge(kernel, "toy/bad", target(120), facts).reason
+    reason = check(kernel, "toy/bad", target(120), facts).reason
     assert reason is not None
     for part in ("200000 bytes", "1024 columns", "compiled to no matrix instruction", "Spills 8 bytes"):
         assert part in reason
@@ -192,7 +193,7 @@ def test_faults_are_all_named() -> None:
     "pattern", [r"mma\.sync.*block_scale", r"mma\.sync\S*block_scale", r"\bmma\.sync[\w.:]+block_scale"]
 )
 def test_a_broken_promise_reads_as_an_instruction(pattern: str) -> None:
-    row = judge(matmul(promise=pattern), "toy/bad", target(120), Facts(shared=0, spill_bytes=0))
+    row = check(matmul(promise=pattern), "toy/bad", target(120), Facts(shared=0, spill_bytes=0))
     assert (row.reason or "").startswith("Was promised mma.sync…block_scale on SM 12.0 and compiled to no matrix")
 
 
@@ -217,7 +218,7 @@ def test_matrix_instructions_are_read_from_ptx(ptx: str, names: tuple[str, ...])
 
 
 class TestCache:
-    def rows(self, folder: Path) -> list[Row]:
+    def rows(self, folder: Path) -> list[ProofRow]:
         return prove(only(matmul()), ["h100", "h200"], cache_dir=folder)
 
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -384,8 +385,8 @@ class TestCommand:
         assert text.endswith(f"2 kernels compiled for SM 12.1 with Triton {triton.__version__}: 1 refused.\n")
 
     def test_refusals_with_one_reason_are_one_sentence(self) -> None:
-        bad = [Row("toy", f"toy/{name}", 90, False, "No.", (), 0, 0, 0, 0) for name in "abc"]
-        good = Row("toy", "toy/d", 90, True, None, (), 0, 0, 0, 0)
+        bad = [ProofRow("toy", f"toy/{name}", 90, False, "No.", (), 0, 0, 0, 0) for name in "abc"]
+        good = ProofRow("toy", "toy/d", 90, True, None, (), 0, 0, 0, 0)
         elsewhere = dataclasses.replace(bad[0], sm=120)
         assert list(refusals([*bad, good, elsewhere])) == [
             "toy toy/a and 2 more on SM 9.0: No.",
@@ -413,8 +414,9 @@ class TestCommand:
         assert once.startswith("# Kernels\n\nProse.\n")
         assert once.count("| 9.0 | bad_kernels | 1 | wgmma bf16 | 49152 |") == 1
         monkeypatch.setattr(triton, "__version__", "0.0")
-        write_section(page, as_markdown([Row("toy", "toy/x", 90, True, None, (), 0, 232448, 8, 0)]))
+        row = ProofRow("toy", "toy/x", 90, True, None, (), 0, 232448, 8, 0)
+        write_section(page, "proof with Triton 0.0", as_markdown([row]))
         assert page.read_text().startswith(once.rstrip())
         assert "## Triton 0.0" in page.read_text()
-        with pytest.raises(BadSetting, match="Cannot read"):
-            write_section(tmp_path / "nowhere.md", "")
+        with pytest.raises(BadSetting, match="cannot be rewritten"):
+            write_section(tmp_path / "nowhere.md", "proof", "")

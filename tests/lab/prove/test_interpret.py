@@ -28,10 +28,9 @@ from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
 from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.errors import assert_close, check_rounded, errors, rms_step, step
-from microscale_lab.cases.experts import GELU, Problem
-from microscale_lab.cases.experts import Layer as Case
-from ptxproof import Kernel
-from ptxproof.ptx import Instruction, instructions
+from microscale_lab.cases.experts import GELU, ExpertsInput, ExpertsProblem
+from ptxproof import TritonKernel
+from ptxproof.ptx import PtxInstruction, instructions
 from support.interpreted import Edit, interpreted
 
 pytestmark = pytest.mark.timeout(600)
@@ -41,9 +40,9 @@ MoeRun = Callable[[PackedExperts, MoeSpec, Gpu, Tensor, Routing], Tensor]
 
 
 @cache
-def problem(tokens: int, fmt: str) -> tuple[Case, Problem]:
-    case = Case("interpreted", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE)
-    return case, Problem.of(case, fmt, "cpu")
+def problem(tokens: int, fmt: str) -> tuple[ExpertsInput, ExpertsProblem]:
+    case = ExpertsInput("interpreted", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE)
+    return case, ExpertsProblem.of(case, fmt, "cpu")
 
 
 def run_small_batch(gpu: Gpu, fmt: str, tokens: int, edit: Edit | None = None) -> Tensor:
@@ -52,7 +51,9 @@ def run_small_batch(gpu: Gpu, fmt: str, tokens: int, edit: Edit | None = None) -
     return started(few if tokens <= small_batch.OWN_LIST_TOKENS else small_batch.run_list, gpu, fmt, case, given, edit)
 
 
-def started(run: MoeRun, gpu: Gpu, fmt: str, case: Case, given: Problem, edit: Edit | None = None) -> Tensor:
+def started(
+    run: MoeRun, gpu: Gpu, fmt: str, case: ExpertsInput, given: ExpertsProblem, edit: Edit | None = None
+) -> Tensor:
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
     spec = MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, case.tokens)
     with interpreted(gpu.sm, edit) as ran:
@@ -80,18 +81,20 @@ def test_small_batch_experts(card: str, fmt: str, tokens: int) -> None:
 
 
 OWN_LISTS = [
-    Case("three tokens", 3, hidden=HIDDEN, intermediate=INTERMEDIATE),
-    Case("eight tokens on the same experts, three each", 8, num_experts=70, top_k=3, hidden=96, spread="one"),
-    Case("eight tokens, eight experts each", 8, num_experts=40, top_k=8, hidden=96, gate=GELU, bias=False),
-    Case("seven tokens, unused experts", 7, num_experts=16, top_k=1, hidden=160, intermediate=96, spread="unused"),
+    ExpertsInput("three tokens", 3, hidden=HIDDEN, intermediate=INTERMEDIATE),
+    ExpertsInput("eight tokens on the same experts, three each", 8, num_experts=70, top_k=3, hidden=96, spread="one"),
+    ExpertsInput("eight tokens, eight experts each", 8, num_experts=40, top_k=8, hidden=96, gate=GELU, bias=False),
+    ExpertsInput(
+        "seven tokens, unused experts", 7, num_experts=16, top_k=1, hidden=160, intermediate=96, spread="unused"
+    ),
 ]
 
 
 @pytest.mark.parametrize(("card", "fmt"), [("gb10", "mxfp4"), ("a100", "mxfp8"), ("h200", "mxfp4")])
 @pytest.mark.parametrize("case", OWN_LISTS, ids=lambda case: case.name)
-def test_experts_whose_programs_find_their_tiles(card: str, fmt: str, case: Case) -> None:
+def test_experts_whose_programs_find_their_tiles(card: str, fmt: str, case: ExpertsInput) -> None:
     """To the bit as by the list, whose kernel scales the tokens and places the pairs."""
-    given = Problem.of(case, fmt, "cpu")
+    given = ExpertsProblem.of(case, fmt, "cpu")
     y = started(small_batch.run_own_list, known(card), fmt, case, given)
     check_rounded(y, given.expected(), "bf16", 2)
     assert torch.equal(y, started(small_batch.run_list, known(card), fmt, case, given))
@@ -105,8 +108,8 @@ def test_programs_past_the_end_of_a_list_follow_no_entry(monkeypatch: pytest.Mon
         made = allocate(*sizes, **options)
         return made.fill_(1 << 20) if made.dtype is torch.int32 else made
 
-    case = Case("few of many experts", 9, num_experts=16, hidden=96, intermediate=96, spread="unused")
-    given = Problem.of(case, "mxfp4", "cpu")
+    case = ExpertsInput("few of many experts", 9, num_experts=16, hidden=96, intermediate=96, spread="unused")
+    given = ExpertsProblem.of(case, "mxfp4", "cpu")
     monkeypatch.setattr(torch, "empty", used_before)
     y = started(small_batch.run_list, known("gb10"), "mxfp4", case, given)
     check_rounded(y, given.expected(), "bf16", 2)
@@ -158,14 +161,14 @@ def test_dense_layer() -> None:
     cases_dense.check_bf16(y, given.expected)
 
 
-def of_the_next_quad(kernel: Kernel, ptx: str) -> str:
+def of_the_next_quad(kernel: TritonKernel, ptx: str) -> str:
     """Every block-scaled product takes the rows' scales of the next four lanes. Lanes of one quad hold the same."""
     parts, done = [], 0
     for found in instructions(ptx):
         asked = found.instruction
         if ".block_scale." not in asked.opcode:
             continue
-        faulty = Instruction(asked.opcode, (*asked.operands[:4], "%fault", *asked.operands[5:]))
+        faulty = PtxInstruction(asked.opcode, (*asked.operands[:4], "%fault", *asked.operands[5:]))
         turn = f"shfl.sync.down.b32 %fault, {asked.operands[4]}, 4, 31, -1;"
         parts += [ptx[done : found.start], f"{{ .reg .b32 %fault; {turn} {faulty} }}"]
         done = found.end

@@ -21,11 +21,10 @@ from microscale.kernels.small.reference import rope_and_write_kv
 from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.attention import Shape
 from microscale_lab.cases.errors import assert_close, check_rounded, rms_step, step
-from microscale_lab.cases.experts import Layer as Case
-from microscale_lab.cases.experts import Problem
+from microscale_lab.cases.experts import ExpertsInput, ExpertsProblem
 from microscale_lab.cases.fused_attention import PLAIN_HEADS, fused_bound, make_heads
 from microscale_lab.tune.candidates import of_gemm
-from ptxproof import Kernel
+from ptxproof import TritonKernel
 from ptxproof.errors import InterpretError, Race
 from support.interpreted import Edit, interpreted
 from support.ptx_faults import only_in, removed
@@ -36,8 +35,8 @@ GPU = replace(known("h200"), num_sms=8)
 
 
 @cache
-def problem(fmt: str = "mxfp4") -> Problem:
-    return Problem.of(Case("interpreted", 20, 2, 2, 352, 224), fmt, "cpu")
+def problem(fmt: str = "mxfp4") -> ExpertsProblem:
+    return ExpertsProblem.of(ExpertsInput("interpreted", 20, 2, 2, 352, 224), fmt, "cpu")
 
 
 def run_experts(path: GemmPath, groups: int, edit: Edit | None = None) -> Tensor:
@@ -120,7 +119,7 @@ def test_a_missing_wait_is_noticed(pattern: str, which: int, noticed: str) -> No
 
 
 def test_mbarriers_that_nobody_waits_at_are_noticed() -> None:
-    def fault(kernel: Kernel, ptx: str) -> str:
+    def fault(kernel: TritonKernel, ptx: str) -> str:
         return re.sub(r"mbarrier\.try_wait\S* complete, [^;]*;", "setp.eq.u32 complete, 0, 0;", ptx)
 
     with pytest.raises(Race, match=r"nobody wrote|still writing|with no barrier between"):

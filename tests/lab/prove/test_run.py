@@ -19,7 +19,7 @@ from microscale.cli import app
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import known
 from microscale.kernels.launch import Kernel
-from microscale_lab.cases import Case, all_cases
+from microscale_lab.cases import KernelCase, all_cases
 from microscale_lab.cases.dense import QUANTISED, DenseCase
 from microscale_lab.cases.moe import ExpertsCase
 from microscale_lab.cases.small import SmallCase
@@ -38,11 +38,11 @@ MATRIX_OPS = ("moe", "dense", "attention")
 MODELS = ("gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
 
 
-def cases_of(op: str, kind: type[Case] = Case) -> list[Case]:
+def cases_of(op: str, kind: type[KernelCase] = KernelCase) -> list[KernelCase]:
     return [case for case in all_cases() if case.op == op and isinstance(case, kind) and not case.large]
 
 
-def small_case(title: str) -> Case:
+def small_case(title: str) -> KernelCase:
     return next(case for case in cases_of("small") if isinstance(case, SmallCase) and case.title == title)
 
 
@@ -98,7 +98,7 @@ def test_the_ptx_of_both_consumer_architectures_is_one(op: str) -> None:
     """So what was executed as one stands for the other."""
     ((one, other),) = SAME_PTX.items()
     cards = {gpu.sm: gpu for gpu in map(known, ("rtx5090", "gb10"))}
-    kind = ExpertsCase if op == "moe" else Case
+    kind = ExpertsCase if op == "moe" else KernelCase
     case = next(case for case in reversed(cases_of(op, kind)) if case.refuses(cards[one]) is None)
     kernel = max(rehearse(case, cards[one]).kernels, key=lambda kernel: (kernel.promise is not None, kernel.label))
     ptx = {sm: compile_to_ptx(proof_kernel(kernel), sm)[0] for sm in (one, other)}
@@ -109,7 +109,7 @@ def test_the_ptx_of_both_consumer_architectures_is_one(op: str) -> None:
 
 
 def executed(
-    cards: Iterable[str], cases: Iterable[Case], cache_dir: Path, **options: Any
+    cards: Iterable[str], cases: Iterable[KernelCase], cache_dir: Path, **options: Any
 ) -> tuple[Selection, list[RunRow]]:
     selected = select([known(card) for card in cards], cases, CPU)
     return selected, rows_of(execute(selected, device=CPU, jobs=1, cache_dir=cache_dir, **options), CPU)
@@ -263,7 +263,7 @@ def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
     assert "executed in 2 cases on cpu: all as the reference says." in ran.output
-    with pytest.raises(BadSetting, match="--device and --quick belong to --run"):
+    with pytest.raises(BadSetting, match="--device and --quick need --run"):
         CliRunner().invoke(app, ["prove", "--quick"], catch_exceptions=False)
-    with pytest.raises(BadSetting, match="--markdown shows what was compiled"):
+    with pytest.raises(BadSetting, match="--markdown does not work with --run"):
         CliRunner().invoke(app, ["prove", "--run", "--markdown", str(tmp_path / "page.md")], catch_exceptions=False)

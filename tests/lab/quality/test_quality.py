@@ -17,20 +17,18 @@ from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.checks import Answer, is_exact, is_right
-from microscale_lab.quality.choices import REFERENCE, all_choices, choose
-from microscale_lab.quality.encoded import Encoded, encode
+from microscale_lab.markdown import write_section
+from microscale_lab.quality.checks import ModelAnswer, fits, is_exact, is_right
 from microscale_lab.quality.measure import Distance, distance, greedy, greedy_after
-from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table, write_section
-from microscale_lab.quality.run import Question, Row, run
-from microscale_lab.quality.schema import fits
-from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
+from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table
+from microscale_lab.quality.run import REFERENCE, ChoiceResult, Comparison, all_choices, choose, run
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Encoded, dump_tasks, encode, load_tasks
 from support.loading import load_model
 from support.tiny_checkpoints import CASES, write_hf
 
 
-def said(content: str = "", calls: tuple[tuple[str, str], ...] = ()) -> Answer:
-    return Answer("", content, calls, ())
+def said(content: str = "", calls: tuple[tuple[str, str], ...] = ()) -> ModelAnswer:
+    return ModelAnswer("", content, calls, ())
 
 
 @pytest.mark.parametrize(
@@ -142,15 +140,15 @@ def test_bars() -> None:
 
 def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     rows = [
-        Row(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0, "sums": 0.95}),
-        Row("fast", 0.9, Distance(0.0123, 4.2e-3, 0.991), {"json": 0.8, "sums": 1.0}),
-        Row("qkv=fp8", 0.97, Distance(0.01, 1e-5, 1.0), {"json": 1.0, "sums": 0.94}),
-        Row("moe-activations=mxfp8", reason="moe-activations: nothing runs it; and more."),
+        ChoiceResult(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0, "sums": 0.95}),
+        ChoiceResult("fast", 0.9, Distance(0.0123, 4.2e-3, 0.991), {"json": 0.8, "sums": 1.0}),
+        ChoiceResult("qkv=fp8", 0.97, Distance(0.01, 1e-5, 1.0), {"json": 1.0, "sums": 0.94}),
+        ChoiceResult("moe-activations=mxfp8", reason="moe-activations: nothing runs it; and more."),
     ]
     page = tmp_path / "quality.md"
     page.write_text("# Quality\n\nWords.\n")
     for title in ("first", "second"):
-        write_section(page, "model", as_markdown(rows, title, "2 prompts."))
+        write_section(page, "quality of model", as_markdown(rows, title, "2 prompts."))
     assert page.read_text().splitlines() == [
         "# Quality", "", "Words.", "", "<!-- begin of the quality of model -->", "## second", "", "2 prompts.", "",
         "| choice | right answers | loss | KL from float32 | same likeliest token |",
@@ -164,7 +162,7 @@ def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
         "<!-- end of the quality of model -->",
     ]  # fmt: skip
     with pytest.raises(BadSetting, match="cannot be rewritten"):
-        write_section(tmp_path / "none.md", "model", "")
+        write_section(tmp_path / "none.md", "quality of model", "")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +181,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_coarser_formats_are_further_from_float32(folder: Path) -> None:
     tasks = load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:3]
     wanted = choose(["exact", "lm_head=mxfp8", "lm_head=mxfp4", "moe-activations=mxfp8"])
-    rows = list(run(Question(str(folder), Tokenizer.load(folder), tasks, wanted, device="cpu", max_tokens=4)))
+    rows = list(run(Comparison(str(folder), Tokenizer.load(folder), tasks, wanted, device="cpu", max_tokens=4)))
     by_name = {row.choice: row for row in rows}
     kl = {name: row.distance.kl for name, row in by_name.items() if row.distance}
     assert kl[REFERENCE] == 0

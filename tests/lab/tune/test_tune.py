@@ -30,8 +30,8 @@ from microscale_lab.tune import experts as tune_experts
 from microscale_lab.tune import grouped as tune_grouped
 from microscale_lab.tune import job as tune_job
 from microscale_lab.tune import tune as module
-from microscale_lab.tune.grouped import GATE, Shape, jobs_of, make_experts, make_tokens, runnable
-from microscale_lab.tune.job import Job, Problem, measure, together
+from microscale_lab.tune.grouped import GATE, GroupedShape, jobs_of, make_experts, make_tokens, runnable
+from microscale_lab.tune.job import TileSearch, TuningProblem, measure, together
 from microscale_lab.tune.tune import JOBS, WITH_MLP, parse_kernels, tune
 
 H200 = known("h200")
@@ -54,10 +54,10 @@ def its_answer(work: Callable[[], object]) -> float:
 @pytest.fixture
 def _no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases without tensors, of grouped GEMMs in one path."""
-    problem = Problem(nearest_is_fastest, lambda: 0.0, 1.0)
+    problem = TuningProblem(nearest_is_fastest, lambda: 0.0, 1.0)
 
-    def some(gpu: Gpu, quick: bool) -> Iterator[Job]:
-        for job in jobs_of(GemmPath.W8A16, gpu, (8, 64, 192, 768), Shape()):
+    def some(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
+        for job in jobs_of(GemmPath.W8A16, gpu, (8, 64, 192, 768), GroupedShape()):
             yield replace(job, prepare=lambda device: problem)
 
     monkeypatch.setattr(module, "JOBS", {**JOBS, Kernels.GROUPED_GEMM: some})
@@ -108,13 +108,13 @@ def test_every_kernel_is_written_where_it_is_read(
     """A made-up card that prefers the last candidate, of a family with rows and of one without: each case gets a row
     that serves it."""
 
-    def jobs(gpu: Gpu, quick: bool) -> list[Job]:
+    def jobs(gpu: Gpu, quick: bool) -> list[TileSearch]:
         found = JOBS[kernels](gpu, quick)
-        return [replace(job, prepare=lambda device: later) for job in found if isinstance(job, Job)]
+        return [replace(job, prepare=lambda device: later) for job in found if isinstance(job, TileSearch)]
 
     monkeypatch.setattr(module, "JOBS", {**JOBS, kernels: jobs})
     calls = iter(range(1 << 20))
-    later = Problem(lambda: 1e6 - next(calls), lambda: 0.0, 1.0)
+    later = TuningProblem(lambda: 1e6 - next(calls), lambda: 0.0, 1.0)
     for gpu in (H200, known("b200")):
         wanted = jobs(gpu, False)
         file = tune(gpu, tmp_path, kernels=[kernels], time_us=its_answer)
@@ -139,7 +139,7 @@ def test_a_card_on_which_nothing_is_right(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_wrong_answer_has_no_time() -> None:
-    wrong = Problem(lambda: None, lambda: 0.3, max_error=0.2)
+    wrong = TuningProblem(lambda: None, lambda: 0.3, max_error=0.2)
     assert measure(wrong, lambda work: 1.0) == float("inf")
     assert measure(replace(wrong, error=lambda: float("nan")), lambda work: 1.0) == float("inf")
     assert measure(replace(wrong, error=lambda: 0.1, calls=4), lambda work: 2.0) == 0.5
@@ -191,7 +191,7 @@ def test_block_scaled_paths_need_the_instruction() -> None:
 
 @pytest.mark.parametrize("path", list(GemmPath))
 def test_the_layer_that_is_timed_has_ordinary_numbers(path: GemmPath) -> None:
-    layer = make_experts(Shape(num_experts=4, hidden=256, intermediate=256), path, device="cpu")
+    layer = make_experts(GroupedShape(num_experts=4, hidden=256, intermediate=256), path, device="cpu")
     x, routing = make_tokens(layer, share=4)
     y = reference.moe(x, layer, routing, GATE)
     assert x.shape == y.shape == (4, 256)
@@ -201,7 +201,7 @@ def test_the_layer_that_is_timed_has_ordinary_numbers(path: GemmPath) -> None:
 # ---- a candidate reaches its kernel ----------------------------------------------------------------------------------
 
 
-def started(job: Job, tile: Any) -> list[Any]:
+def started(job: TileSearch, tile: Any) -> list[Any]:
     """The kernels that a job starts with a tile on trial; nothing runs."""
     problem = job.prepare("cpu")
     with trial(job.section, H200.family, job.key, tile), recording() as found:
@@ -234,7 +234,7 @@ def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tune_experts.layer_of
 
-    def small(name: str) -> bench_moe.Layer:
+    def small(name: str) -> bench_moe.ExpertLayer:
         return replace(real(name), num_experts=8, hidden=512, intermediate=512)
 
     monkeypatch.setattr(tune_experts, "layer_of", small)
@@ -271,7 +271,7 @@ def test_tiles_of_dense_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_tiles_of_grouped_gemms_are_tried() -> None:
     for path in (GemmPath.W4A16_WGMMA, GemmPath.W8A16, GemmPath.W8A16_WGMMA):
-        [job] = tune_grouped.jobs_of(path, H200, (32,), Shape(num_experts=4, hidden=256, intermediate=256))
+        [job] = tune_grouped.jobs_of(path, H200, (32,), GroupedShape(num_experts=4, hidden=256, intermediate=256))
         tile = job.tiles[1]
         gemms = [
             k
@@ -286,7 +286,7 @@ def test_tiles_of_grouped_gemms_are_tried() -> None:
 
 def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> None:
     """At a context of one token attention gives the value itself, in every head of its group."""
-    made = tune_attention.FromHeads.of(bench_attention.Case(bench_attention.SINKS_FULL, 2, 1), "cpu")
+    made = tune_attention.FromHeads.of(bench_attention.AttentionInput(bench_attention.SINKS_FULL, 2, 1), "cpu")
     heads = replace(made, spec=replace(made.spec, sinks=False), sinks=None)
     group, kv_heads = heads.spec.num_heads // heads.spec.num_kv_heads, heads.spec.num_kv_heads
     values = heads.qkv[:, -kv_heads:].repeat_interleave(group, dim=1)
@@ -302,7 +302,7 @@ def test_prefill_has_the_window_of_its_key() -> None:
 
 
 def test_problems_together() -> None:
-    right, wrong = Problem(lambda: 1, lambda: 0.1, 0.2, 4), Problem(lambda: 2, lambda: float("nan"), 0.3, 4)
+    right, wrong = TuningProblem(lambda: 1, lambda: 0.1, 0.2, 4), TuningProblem(lambda: 2, lambda: float("nan"), 0.3, 4)
     both = together([right, replace(right, work=lambda: 3)])
     assert both.work() == [1, 3]
     assert (both.error(), both.max_error, both.calls) == (0.1, 0.2, 4)

@@ -32,7 +32,7 @@ from microscale_lab.tune import thresholds as tune_thresholds
 from microscale_lab.tune import tune as module
 from microscale_lab.tune import with_mlp as tune_with_mlp
 from microscale_lab.tune.crossing import Crossing, Sides, border, find_border
-from microscale_lab.tune.job import Bench, Problem
+from microscale_lab.tune.job import Bench, TuningProblem
 from microscale_lab.tune.tune import JOBS, WITH_MLP, tune
 
 pytestmark = pytest.mark.nightly
@@ -107,14 +107,14 @@ def test_cases_of_a_size_count_together() -> None:
 def test_both_ways_take_turns_and_are_checked() -> None:
     order: list[str] = []
 
-    def problem(name: str, error: float, us: Sequence[float]) -> Problem:
+    def problem(name: str, error: float, us: Sequence[float]) -> TuningProblem:
         times = iter(us)
 
         def work() -> float:
             order.append(name)
             return next(times)
 
-        return Problem(work, lambda: error, 0.1)
+        return TuningProblem(work, lambda: error, 0.1)
 
     def clock(work: Callable[[], object]) -> float:
         us = work()
@@ -210,7 +210,7 @@ def test_a_window_bounds_the_splits() -> None:
 @pytest.fixture
 def _small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: replace(layer, hidden=256, intermediate=256) for name, layer in bench_moe.LAYERS.items()}
-    shape = tune_grouped.Shape(8, 256, 256)
+    shape = tune_grouped.GroupedShape(8, 256, 256)
     monkeypatch.setattr(bench_moe, "LAYERS", layers)
     monkeypatch.setattr(tune_grouped, "Shape", lambda: shape)
     for each in (tune_thresholds, tune_dense):
@@ -463,14 +463,14 @@ def test_what_was_found_is_used_for_what_comes_next(tmp_path: Path, monkeypatch:
     before, tile = attention.choose(case, H200), attention.AttentionTile(16, 32, 8, 2)
     seen = []
 
-    def first(gpu: Gpu, quick: bool) -> list[tune_job.Job]:
-        return [tune_job.Job(attention.SECTION, case, "a case", [tile], lambda device: problem)]
+    def first(gpu: Gpu, quick: bool) -> list[tune_job.TileSearch]:
+        return [tune_job.TileSearch(attention.SECTION, case, "a case", [tile], lambda device: problem)]
 
-    def second(gpu: Gpu, quick: bool) -> list[tune_job.Job]:
+    def second(gpu: Gpu, quick: bool) -> list[tune_job.TileSearch]:
         seen.append(attention.choose(case, gpu))
         return []
 
-    problem = Problem(lambda: None, lambda: 0.0, 1.0)
+    problem = TuningProblem(lambda: None, lambda: 0.0, 1.0)
     monkeypatch.setattr(module, "JOBS", {Kernels.ATTENTION: first, Kernels.THRESHOLDS: second})
     tune(H200, tmp_path, kernels=list(module.JOBS), time_us=lambda work: 1.0)
     assert seen == [tile]

@@ -8,27 +8,27 @@ from ptxproof.compiler import Facts, compile_kernel, compile_to_ptx
 from ptxproof.errors import BadPtx, InterpretError, NotInterpreted, ProofError, Race, Unsupported
 from ptxproof.gate import Proof, find_faults, prove
 from ptxproof.interpreter.launched import Edit, interpret, interpret_ptx
-from ptxproof.launch import Kernel, Launch
-from ptxproof.play import Card, Executed, as_card, present_card
-from ptxproof.targets import PROVED_SMS, Target, target
+from ptxproof.launch import TritonKernel, TritonLaunch
+from ptxproof.play import Card, CardRun, as_card, present_card
+from ptxproof.targets import PROVED_SMS, SmTarget, target
 from ptxproof.translation import Translated, translate
 
 __all__ = [
     "PROVED_SMS",
     "BadPtx",
     "Card",
+    "CardRun",
     "Edit",
-    "Executed",
     "Facts",
     "InterpretError",
-    "Kernel",
-    "Launch",
     "NotInterpreted",
     "Proof",
     "ProofError",
     "Race",
-    "Target",
+    "SmTarget",
     "Translated",
+    "TritonKernel",
+    "TritonLaunch",
     "Unsupported",
     "as_card",
     "compile_kernel",

@@ -1,8 +1,8 @@
-"""Keeps on disk what compiling gave: facts for ``prove``, PTX for who executes it. One JSON file per compilation, named
-by all that its result depends on.
+"""Cache on disk of compilations: facts for ``prove``, PTX for the interpreter. There is one JSON file per compilation,
+named by a hash of everything that the result depends on.
 
-Only what compiled is kept. An error may come from a full disk or a killed process, and whoever mends a kernel wants it
-compiled again in any case. A file that cannot be read is as good as none: the variant is compiled anew.
+Errors are not kept: they may come from a full disk or a killed process, and a kernel that was fixed must be compiled
+again in any case. A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxproof.compiler import Facts, cache_key, compile_to_ptx
-from ptxproof.launch import Kernel
+from ptxproof.launch import TritonKernel
 
 
 class _Folder:
@@ -65,13 +65,13 @@ class PtxCache:
     def __init__(self, cache_dir: Path | None) -> None:
         self._files = _Folder(None if cache_dir is None else cache_dir / "ptx")
 
-    def load(self, kernel: Kernel, sm: int) -> tuple[str, int] | None:
+    def load(self, kernel: TritonKernel, sm: int) -> tuple[str, int] | None:
         kept = self._files.load(cache_key(kernel, sm))
         if isinstance(kept, dict) and isinstance(kept.get("ptx"), str) and type(kept.get("shared")) is int:
             return kept["ptx"], kept["shared"]
         return None
 
-    def compiled(self, kernel: Kernel, sm: int) -> tuple[str, int]:
+    def compiled(self, kernel: TritonKernel, sm: int) -> tuple[str, int]:
         """What ``compile_to_ptx`` gives, from the folder if it is there."""
         kept = self.load(kernel, sm)
         if kept is None:

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import IO, Any
 
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
+from triton.compiler import ASTSource, CompilationError, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import triton_key
 
-from ptxproof.complaints import captured, reason
-from ptxproof.launch import Kernel
+from ptxproof.launch import TritonKernel
 from ptxproof.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
 
 FACTS_VERSION = 2
@@ -75,7 +76,7 @@ def _target(sm: int) -> GPUTarget:
     return GPUTarget("cuda", sm, WARP_SIZE)
 
 
-def cache_key(kernel: Kernel, sm: int) -> str:
+def cache_key(kernel: TritonKernel, sm: int) -> str:
     """Names all that the facts depend on: source with its callees, specialisation, options, SM and Triton."""
     parts = {
         "facts": FACTS_VERSION,
@@ -94,7 +95,7 @@ def _stable(value: Any) -> str:
     return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__} {value!r}"
 
 
-def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+def source(kernel: TritonKernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
     """The source and options that a launch would compile; refuses what the launch would refuse."""
     fn, backend = kernel.fn, make_backend(target)
     options = dict(kernel.options)
@@ -110,7 +111,7 @@ def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]
     return make(fn, signature, constants, attributes), dict(vars(parsed))
 
 
-def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
+def compile_kernel(kernel: TritonKernel, sm: int, log: IO[bytes]) -> Facts:
     """Compile, and turn whatever the compiler does, short of killing the process, into facts.
 
     ``log`` is an empty file that takes what the compiler writes to the terminal, and outlives it if it is killed.
@@ -127,7 +128,7 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
         return _facts(kernel, compiled, written())
 
 
-def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+def compile_to_ptx(kernel: TritonKernel, sm: int) -> tuple[str, int]:
     """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
 
     def stop_before_ptxas(*arguments: Any) -> tuple[str, str] | None:
@@ -164,7 +165,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
+def _facts(kernel: TritonKernel, compiled: Any, log: str) -> Facts:
     ptx: str = compiled.asm["ptx"]
     registers = _REGISTERS.findall(log)
     spills = _SPILLS.findall(log)
@@ -183,3 +184,54 @@ def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
 
 def _forbidden(text: str) -> tuple[str, ...]:
     return tuple(name for name in FORBIDDEN_PTX if name in text)
+
+
+# ``ptxas x.ptx, line 9; error   : Feature … not supported``, ``kernel.py:7:3: error: …`` (MLIR), ``LLVM ERROR: …``
+_COMPLAINTS = (
+    re.compile(r"^ptxas[\w-]* .*?(?:error|fatal)\s*:\s*(\S.*)", re.MULTILINE),
+    re.compile(r"(?:: error|LLVM ERROR): (\S.*)"),
+)
+_REPR = re.compile(r"\w+\((['\"])(.*)\1\)")
+
+
+def reason(error: Exception, log: str) -> str:
+    """Why a compilation failed, from what it raised and what it wrote."""
+    if complaint := find_complaint(log):
+        return complaint
+    cause: BaseException = error
+    while isinstance(cause, CompilationError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    # A CompilationError's text is an excerpt of the source and then the message, often the repr of an exception.
+    message = (cause.error_message or "") if isinstance(cause, CompilationError) else str(cause)
+    if wrapped := _REPR.fullmatch(message.strip()):
+        message = wrapped[2]
+    return next(iter(message.strip().splitlines()), type(cause).__name__)
+
+
+def find_complaint(log: str) -> str | None:
+    """The first line in which ptxas, MLIR or LLVM says what is wrong."""
+    for pattern in _COMPLAINTS:
+        if found := pattern.search(log):
+            return found[1].strip()
+    return None
+
+
+@contextlib.contextmanager
+def captured(log: IO[bytes]) -> Iterator[Callable[[], str]]:
+    """Keep the compiler's output from the terminal; yields a function that gives all that it wrote so far.
+
+    Triton prints in Python, MLIR and LLVM write to file descriptor 2.
+    """
+    printed = io.StringIO()
+    saved = os.dup(2)
+    os.dup2(log.fileno(), 2)
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            yield lambda: printed.getvalue() + _read_log(log)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _read_log(log: IO[bytes]) -> str:
+    return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxproof.compiler import Facts, compile_kernel
-from ptxproof.launch import Kernel, Launch
-from ptxproof.targets import FORBIDDEN_PTX, TENSOR_MEMORY_COLUMNS, Target, target
+from ptxproof.launch import TritonKernel, TritonLaunch
+from ptxproof.targets import FORBIDDEN_PTX, TENSOR_MEMORY_COLUMNS, SmTarget, target
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Proof:
         return not self.faults
 
 
-def prove(launch: Launch, sm: int) -> Proof:
+def prove(launch: TritonLaunch, sm: int) -> Proof:
     """Compile a launch's kernel for ``sm``, without a GPU, and check the result."""
     kernel = launch.kernel()
     with tempfile.TemporaryFile() as log:
@@ -34,7 +34,7 @@ def prove(launch: Launch, sm: int) -> Proof:
     return Proof(sm, facts, tuple(find_faults(kernel, target(sm), facts)))
 
 
-def find_faults(kernel: Kernel, target: Target, facts: Facts) -> Iterator[str]:
+def find_faults(kernel: TritonKernel, target: SmTarget, facts: Facts) -> Iterator[str]:
     """Each thing that is wrong, as a sentence with its numbers and what to do about it."""
     for name in facts.forbidden:
         yield f"Uses {name}, {FORBIDDEN_PTX[name]}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 _DATA_CENTRE_BLACKWELL = frozenset({100, 103})
 _CONSUMER_BLACKWELL = frozenset({120, 121})
@@ -17,7 +18,7 @@ _ADA_ON = frozenset({89}) | _HOPPER_ON
 
 
 @dataclass(frozen=True)
-class Form:
+class InstructionForm:
     """Instructions that come and go together."""
 
     name: str
@@ -25,46 +26,43 @@ class Form:
     """Of the whole opcode, modifiers included."""
     sms: frozenset[int]
     operands: int | None = None
-    """How many, where the opcode alone does not tell the form."""
+    """Number of operands, where the opcode alone does not identify the form."""
 
     def matches(self, opcode: str, num_operands: int) -> bool:
         return self.pattern.fullmatch(opcode) is not None and self.operands in (None, num_operands)
 
 
-FORMS = (
-    Form(
-        "block-scaled mma",
-        re.compile(r"mma\.sync\.aligned\.\w+\.row\.col\.kind::\w+\.block_scale(\.[\w:]+)*"),
-        _CONSUMER_BLACKWELL,
-    ),
-    Form("FP8 mma", re.compile(r"mma\.sync\.aligned\.\w+\.row\.col\.f(16|32)\.e\dm\d\.e\dm\d\.f(16|32)"), _ADA_ON),
-    Form("FP8 to f16", re.compile(r"cvt\.rn(\.relu)?\.f16x2\.e(4m3|5m2)x2"), _ADA_ON),
-    Form("float32 to FP8", re.compile(r"cvt\.rn\.satfinite(\.relu)?\.e(4m3|5m2)x2\.f32"), _ADA_ON),
-    Form("pairs of float32", re.compile(r"(add|sub|mul|fma)(\.rn|\.rz|\.rm|\.rp)?(\.ftz)?\.f32x2"), _BLACKWELL),
-    Form("float32 and bf16 in one sum", re.compile(r"(add|sub|fma)(\.rn)?(\.sat)?\.f32\.bf16"), _BLACKWELL),
-    Form("max or min of three", re.compile(r"(max|min)(\.ftz)?(\.NaN)?(\.abs)?\.f32"), _BLACKWELL, operands=4),
-    Form("sums and products of bf16", re.compile(r"(add|sub|mul)(\.rn)?\.bf16(x2)?"), _HOPPER_ON),
-    Form("comparison of bf16", re.compile(r"setp\.\w+(\.\w+)?\.bf16"), _HOPPER_ON),
-    Form("sums of two 16-bit integers", re.compile(r"(add|min|max)(\.relu)?\.[su]16x2"), _HOPPER_ON),
-    Form("stmatrix", re.compile(r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16"), _HOPPER_ON),
-    Form("programmatic dependent launch", re.compile(r"griddepcontrol\.\w+"), _HOPPER_ON),
-    Form("bulk copies and their barriers", re.compile(r"(cp[.\w]*\.bulk|mbarrier|fence\.proxy)[\w.:]*"), _HOPPER_ON),
-    Form("clusters", re.compile(r"(barrier\.cluster|mapa|getctarank)[\w.:]*"), _HOPPER_ON),
-    Form("wgmma", re.compile(r"(wgmma|setmaxnreg)\.[\w.:]+"), frozenset({90})),
-    Form("tensor memory", re.compile(r"tcgen05\.[\w.:]+"), _DATA_CENTRE_BLACKWELL),
-    Form("E2M1, E3M2 and E2M3", re.compile(r"cvt\.[\w.]*e(2m1|3m2|2m3)x2[\w.]*"), _BLACKWELL),
-    Form("E8M0", re.compile(r"cvt\.[\w.]*ue8m0x2[\w.]*"), _BLACKWELL),
-    Form("256-bit loads and stores", re.compile(r"(ld|st)\.[\w.:]*(v8\.\w32|v4\.\w64)"), _DATA_CENTRE_BLACKWELL),
-    Form("reduction of float32 over a warp", re.compile(r"redux\.sync\.(max|min)[\w.]*\.f32"), _DATA_CENTRE_BLACKWELL),
+_FORMS: tuple[tuple[Any, ...], ...] = (
+    ("block-scaled mma", r"mma\.sync\.aligned\.\w+\.row\.col\.kind::\w+\.block_scale(\.[\w:]+)*", _CONSUMER_BLACKWELL),
+    ("FP8 mma", r"mma\.sync\.aligned\.\w+\.row\.col\.f(16|32)\.e\dm\d\.e\dm\d\.f(16|32)", _ADA_ON),
+    ("FP8 to f16", r"cvt\.rn(\.relu)?\.f16x2\.e(4m3|5m2)x2", _ADA_ON),
+    ("float32 to FP8", r"cvt\.rn\.satfinite(\.relu)?\.e(4m3|5m2)x2\.f32", _ADA_ON),
+    ("pairs of float32", r"(add|sub|mul|fma)(\.rn|\.rz|\.rm|\.rp)?(\.ftz)?\.f32x2", _BLACKWELL),
+    ("float32 and bf16 in one sum", r"(add|sub|fma)(\.rn)?(\.sat)?\.f32\.bf16", _BLACKWELL),
+    ("max or min of three", r"(max|min)(\.ftz)?(\.NaN)?(\.abs)?\.f32", _BLACKWELL, 4),
+    ("sums and products of bf16", r"(add|sub|mul)(\.rn)?\.bf16(x2)?", _HOPPER_ON),
+    ("comparison of bf16", r"setp\.\w+(\.\w+)?\.bf16", _HOPPER_ON),
+    ("sums of two 16-bit integers", r"(add|min|max)(\.relu)?\.[su]16x2", _HOPPER_ON),
+    ("stmatrix", r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _HOPPER_ON),
+    ("programmatic dependent launch", r"griddepcontrol\.\w+", _HOPPER_ON),
+    ("bulk copies and their barriers", r"(cp[.\w]*\.bulk|mbarrier|fence\.proxy)[\w.:]*", _HOPPER_ON),
+    ("clusters", r"(barrier\.cluster|mapa|getctarank)[\w.:]*", _HOPPER_ON),
+    ("wgmma", r"(wgmma|setmaxnreg)\.[\w.:]+", frozenset({90})),
+    ("tensor memory", r"tcgen05\.[\w.:]+", _DATA_CENTRE_BLACKWELL),
+    ("E2M1, E3M2 and E2M3", r"cvt\.[\w.]*e(2m1|3m2|2m3)x2[\w.]*", _BLACKWELL),
+    ("E8M0", r"cvt\.[\w.]*ue8m0x2[\w.]*", _BLACKWELL),
+    ("256-bit loads and stores", r"(ld|st)\.[\w.:]*(v8\.\w32|v4\.\w64)", _DATA_CENTRE_BLACKWELL),
+    ("reduction of float32 over a warp", r"redux\.sync\.(max|min)[\w.]*\.f32", _DATA_CENTRE_BLACKWELL),
 )  # fmt: skip
+FORMS = tuple(InstructionForm(name, re.compile(pattern), *rest) for name, pattern, *rest in _FORMS)
 
 
-def form_of(opcode: str, num_operands: int) -> Form | None:
+def form_of(opcode: str, num_operands: int) -> InstructionForm | None:
     """The form that this instruction has, if not every SM has it."""
     return next((form for form in FORMS if form.matches(opcode, num_operands)), None)
 
 
-def lacked(opcode: str, num_operands: int, sm: int) -> Form | None:
+def lacked(opcode: str, num_operands: int, sm: int) -> InstructionForm | None:
     """The form of this instruction, if ``sm`` does not have it."""
     form = form_of(opcode, num_operands)
     return None if form is None or sm in form.sms else form

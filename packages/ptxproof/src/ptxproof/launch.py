@@ -14,7 +14,7 @@ from ptxproof.errors import Unsupported
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TritonKernel:
     """One kernel as Triton compiles it. Equal kernels have the same machine code on the same SM."""
 
     name: str
@@ -40,7 +40,7 @@ class Kernel:
         return {param.name: kind for param, (kind, _) in zip(self.fn.params, self.specialisation, strict=True)}
 
 
-class Launch(NamedTuple):
+class TritonLaunch(NamedTuple):
     """One launch: ``fn[grid](*arguments, **constants, **options)``."""
 
     fn: Any
@@ -53,25 +53,25 @@ class Launch(NamedTuple):
     options: Mapping[str, Any]
     """Compile options: ``num_warps``, ``num_stages``, ``maxnreg`` …"""
     promise: str | None = None
-    """See ``Kernel.promise``."""
+    """See ``TritonKernel.promise``."""
     spills_because: str | None = None
-    """See ``Kernel.spills_because``."""
+    """See ``TritonKernel.spills_because``."""
 
     @classmethod
-    def of(cls, fn: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> Launch:
+    def of(cls, fn: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> TritonLaunch:
         """The launch that ``fn[grid](*arguments, **named)`` starts. What is no parameter of ``fn`` is an option."""
         parameters = set(_signature(fn).parameters)
         constants = {name: value for name, value in named.items() if name in parameters}
         return cls(fn, grid, arguments, constants, {name: named[name] for name in named.keys() - constants.keys()})
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> TritonKernel:
         """What this launch compiles."""
         _, specialisation, options = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
         name = f"{self.fn.__module__}.{self.fn.__name__}"
         parts = tuple(specialisation), tuple(sorted(options.items()))
-        return Kernel(name, *parts, self.fn, self.promise, self.spills_because)
+        return TritonKernel(name, *parts, self.fn, self.promise, self.spills_because)
 
-    def runtime_arguments(self, kernel: Kernel) -> list[Any]:
+    def runtime_arguments(self, kernel: TritonKernel) -> list[Any]:
         """The values that the compiled kernel takes as parameters: all but constants."""
         bound, _, _ = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
         pairs = zip(bound.values(), kernel.specialisation, strict=True)
@@ -80,10 +80,10 @@ class Launch(NamedTuple):
 
 def _signature(fn: Any) -> Any:
     if not isinstance(fn, JITFunction):
-        name = getattr(fn, "__name__", fn)
+        name = getattr(fn, "__name__", None) or getattr(getattr(fn, "fn", fn), "__name__", "the argument")
         raise Unsupported(
-            f"{name} is a {type(fn).__name__}, which cannot be compiled; pass a function with @triton.jit, and do not "
-            "set TRITON_INTERPRET=1."
+            f"{name} is a {type(fn).__name__}, which cannot be compiled; pass a function with @triton.jit (of an "
+            "autotuned kernel its .fn), and do not set TRITON_INTERPRET=1."
         )
     return fn.signature
 

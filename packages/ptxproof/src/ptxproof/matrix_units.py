@@ -1,8 +1,8 @@
 """How the matrix units of each SM sum products: no manual says it, but measurements do.
 
 The model that fits is the same for all: a unit takes the addend and a number of products, aligns all of them to the
-largest exponent among them, cuts each off (towards zero) at so many fraction bits below that, adds them exactly, and
-cuts the result off. Products are not normalised before they are aligned, subnormal numbers count, and more columns of K
+largest exponent among them, cuts each off (towards zero) at some fraction bits below that, adds them exactly, and cuts
+the result off. Products are not normalised before they are aligned, subnormal numbers count, and more columns of K
 than one such sum takes are summed one group after the other.
 
 The figures are those of MMA-Sim (Xie, Wang, Yang and Yang, arXiv 2511.10909, and its published code), which was
@@ -41,7 +41,7 @@ class Summation:
     result_bits: int = 23
     """Fraction bits of the float32 that comes out."""
     source: str = _MMA_SIM
-    """Where the figures are from, and what they stand in for where nobody has published them."""
+    """Where the figures come from. Where none are published, the SM whose figures are used instead."""
 
 
 _AMPERE_16 = Summation(8, 24)
@@ -75,5 +75,5 @@ def summation(sm: int, unit: MatrixUnit) -> Summation:
     """How this unit sums on ``sm``."""
     found = _UNITS[unit].get(sm)
     if found is None:
-        raise Unsupported(f"Nobody has said how SM {sm // 10}.{sm % 10} sums the products of a {unit.value}.")
+        raise Unsupported(f"It is not published how SM {sm // 10}.{sm % 10} sums the products of a {unit.value}.")
     return found

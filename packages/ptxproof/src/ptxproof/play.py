@@ -61,7 +61,7 @@ def present_card() -> Card | None:
 
 
 @dataclass
-class Executed:
+class CardRun:
     """What ran inside ``as_card``: the kernels that were started at least once, from a cold or a warm cache."""
 
     card: Card
@@ -85,7 +85,7 @@ class Executed:
 
 
 @contextmanager
-def as_card(card: Card, here: Card | None = None, edit: Callable[[str], str] | None = None) -> Iterator[Executed]:
+def as_card(card: Card, here: Card | None = None, edit: Callable[[str], str] | None = None) -> Iterator[CardRun]:
     """Inside, Triton compiles for ``card`` and its kernels run on ``here``, by default this machine's GPU.
 
     ``edit`` changes a kernel's PTX before it is translated; the results of an edit are not cached. For one thread at a
@@ -95,7 +95,7 @@ def as_card(card: Card, here: Card | None = None, edit: Callable[[str], str] | N
     if here is None:
         raise Unsupported(f"Running {card.name}'s kernels needs a GPU to run them on; this machine has none.")
     target(here.sm), target(card.sm)  # refuses an SM that is not in the tables
-    executed = Executed(card, here)
+    executed = CardRun(card, here)
     stages = _Stages(card.sm, here.sm, edit)
     with ExitStack() as stack:
         stack.enter_context(_cached_apart(stages.key, keep=edit is None))
@@ -185,7 +185,7 @@ class _Passing:
 class _Driver(_Passing):
     """Triton's driver, which says that its GPU is the card."""
 
-    def __init__(self, behind: Any, executed: Executed) -> None:
+    def __init__(self, behind: Any, executed: CardRun) -> None:
         while isinstance(behind, _Driver):  # a card inside of another: only the inner one counts
             behind = behind._behind
         super().__init__(behind)
@@ -236,7 +236,7 @@ class _Utils(_Passing):
         return self._behind.load_binary(name, cubin, shared, int(device), *more)
 
 
-def _launchable(metadata: Any, executed: Executed) -> Any:
+def _launchable(metadata: Any, executed: CardRun) -> Any:
     """The launch as the GPU at hand can have it. Refuses what the card would not start, and what this GPU cannot."""
     card, here = executed.card, executed.here
     if here.shared_limit < metadata.shared <= card.shared_limit:

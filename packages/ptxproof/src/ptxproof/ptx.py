@@ -11,7 +11,7 @@ from ptxproof.errors import BadPtx
 
 
 @dataclass(frozen=True)
-class Instruction:
+class PtxInstruction:
     """``@%p1 add.f32 %r1, %r2, %r3;``"""
 
     opcode: str
@@ -25,12 +25,12 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Found:
-    """An instruction and where in the text it stands, the semicolon included."""
+class PtxStatement:
+    """An instruction and its place in the text, including the semicolon."""
 
     start: int
     end: int
-    instruction: Instruction
+    instruction: PtxInstruction
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Scope(Enum):
     CLOSES = "}"
 
 
-Statement = Found | Label | Declared | Scope
+Statement = PtxStatement | Label | Declared | Scope
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SKIPPED = re.compile(r"\s+|//[^\n]*|/\*.*?\*/|\.(?:loc|file)\b[^\n]*", re.DOTALL)
@@ -88,16 +88,16 @@ def statements(ptx: str) -> Iterator[Statement]:
         elif directive := _DIRECTIVE.match(ptx, at):
             at = directive.end()
         elif found := _STATEMENT.match(ptx, at):
-            yield Found(at, found.end(), _instruction(found))
+            yield PtxStatement(at, found.end(), _instruction(found))
             at = found.end()
         else:
             line = ptx.count("\n", 0, at) + 1
             raise BadPtx(f"Line {line} of the PTX is no instruction: {ptx[at : at + 60]!r}.")
 
 
-def instructions(ptx: str) -> Iterator[Found]:
+def instructions(ptx: str) -> Iterator[PtxStatement]:
     """The instructions of the one kernel in ``ptx``, in order."""
-    return (statement for statement in statements(ptx) if isinstance(statement, Found))
+    return (statement for statement in statements(ptx) if isinstance(statement, PtxStatement))
 
 
 def _register_names(text: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _register_names(text: str) -> Iterator[str]:
         yield from ([f"{many[1]}{number}" for number in range(int(many[2]))] if many else [name])
 
 
-def parse(statement: str) -> Instruction:
+def parse(statement: str) -> PtxInstruction:
     """One instruction, with its semicolon."""
     found = _STATEMENT.fullmatch(statement.strip())
     if found is None:
@@ -114,12 +114,12 @@ def parse(statement: str) -> Instruction:
     return _instruction(found)
 
 
-def _instruction(found: re.Match[str]) -> Instruction:
+def _instruction(found: re.Match[str]) -> PtxInstruction:
     guard = found["guard"]
     operands = found["operands"]
     if "//" in operands:
         operands = re.sub(r"//[^\n]*", "", operands)
-    return Instruction(found["opcode"], tuple(split(operands)), guard.replace(" ", "") if guard else None)
+    return PtxInstruction(found["opcode"], tuple(split(operands)), guard.replace(" ", "") if guard else None)
 
 
 def split(operands: str) -> list[str]:

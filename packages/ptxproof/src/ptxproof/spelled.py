@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxproof.errors import BadPtx
-from ptxproof.ptx import Instruction, vector
+from ptxproof.ptx import PtxInstruction, vector
 
-Spelling = Callable[[Instruction], list[str]]
+Spelling = Callable[[PtxInstruction], list[str]]
 
 
-def packed_float32(asked: Instruction) -> list[str]:
+def packed_float32(asked: PtxInstruction) -> list[str]:
     """``add.rn.f32x2 d, a, b``: both halves by themselves."""
     result, *sources = asked.operands
     single = asked.opcode.removesuffix("x2")
@@ -29,7 +29,7 @@ def packed_float32(asked: Instruction) -> list[str]:
     return [*lines, f"mov.b64 {result}, {{%sx0, %sx1}};"]
 
 
-def mixed_sum(asked: Instruction) -> list[str]:
+def mixed_sum(asked: PtxInstruction) -> list[str]:
     """``add.rn.f32.bf16 d, a, c``, ``fma.rn.f32.bf16 d, a, b, c``: all but the last are bf16, which float32 holds."""
     result, *narrow, last = asked.operands
     lines = [f".reg .b32 %sx<{len(narrow)}>;", ".reg .b16 %szero;", "mov.b16 %szero, 0;"]
@@ -38,7 +38,7 @@ def mixed_sum(asked: Instruction) -> list[str]:
     return [*lines, f"{asked.opcode.removesuffix('.bf16')} {result}, {names}, {last};"]
 
 
-def of_three(asked: Instruction) -> list[str]:
+def of_three(asked: PtxInstruction) -> list[str]:
     """``max.f32 d, a, b, c``: a NaN is passed over, or with ``.NaN`` kept, by the two of them as by the one."""
     result, *sources = asked.operands
     two = asked.opcode.replace(".abs", "")
@@ -48,7 +48,7 @@ def of_three(asked: Instruction) -> list[str]:
     return [*lines, f"{two} %sx0, %sx0, %sx1;", f"{two} {result}, %sx0, %sx2;"]
 
 
-def bf16_arithmetic(asked: Instruction) -> list[str]:
+def bf16_arithmetic(asked: PtxInstruction) -> list[str]:
     """As ``fma``, which rounds once as well: ``a * 1 + b``, ``b * -1 + a``, ``a * b + -0``."""
     result, a, b = asked.operands
     op = asked.opcode.partition(".")[0]
@@ -60,7 +60,7 @@ def bf16_arithmetic(asked: Instruction) -> list[str]:
     return [f".reg {kind} %sone;", f"mov{kind} %sone, {given:#x};", f"{name} {result}, {order};"]
 
 
-def bf16_comparison(asked: Instruction) -> list[str]:
+def bf16_comparison(asked: PtxInstruction) -> list[str]:
     """In float32, which holds every bf16."""
     result, a, b, *rest = asked.operands
     lines = [".reg .b32 %sx<2>;", ".reg .b16 %szero, %sv<2>;", "mov.b16 %szero, 0;"]
@@ -70,7 +70,7 @@ def bf16_comparison(asked: Instruction) -> list[str]:
     return [*lines, f"{asked.opcode.removesuffix('.bf16')}.f32 {operands};"]
 
 
-def packed_integers(asked: Instruction) -> list[str]:
+def packed_integers(asked: PtxInstruction) -> list[str]:
     """``add.s16x2 d, a, b``: both halves by themselves."""
     result, a, b = asked.operands
     if ".relu" in asked.opcode:
@@ -86,7 +86,7 @@ def packed_integers(asked: Instruction) -> list[str]:
     ]
 
 
-def stmatrix(asked: Instruction) -> list[str]:
+def stmatrix(asked: PtxInstruction) -> list[str]:
     """Lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` holds columns ``2 (l % 4)`` and the
     next of row ``l / 4``, or with ``.trans`` rows ``2 (l % 4)`` and the next of column ``l / 4``."""
     address, sources = asked.operands[0], vector(asked.operands[1])
@@ -122,12 +122,12 @@ def stmatrix(asked: Instruction) -> list[str]:
     return lines
 
 
-def nothing(asked: Instruction) -> list[str]:
+def nothing(asked: PtxInstruction) -> list[str]:
     """``griddepcontrol``: without a dependent launch the kernel before has ended, and the next waits by itself."""
     return []
 
 
-def fp8_to_f16(asked: Instruction) -> list[str]:
+def fp8_to_f16(asked: PtxInstruction) -> list[str]:
     """``cvt.rn.f16x2.e4m3x2 d, a``. E5M2 is the upper byte of an f16. E4M3 has its mantissa one bit lower and a bias
     of 7 and not of 15: the bits in place are the number times 2**-8, exactly, subnormal ones too. 0x7F is NaN."""
     result, source = asked.operands
@@ -156,7 +156,7 @@ def fp8_to_f16(asked: Instruction) -> list[str]:
     ]
 
 
-def float32_to_e4m3(asked: Instruction) -> list[str]:
+def float32_to_e4m3(asked: PtxInstruction) -> list[str]:
     """``cvt.rn.satfinite.e4m3x2.f32 d, a, b``: ``a`` in the upper byte. To the nearest of the two neighbours, ties to
     even, at most 448; below 2**-6 in steps of 2**-9. A NaN is 0x7F."""
     result, a, b = asked.operands

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 from ptxproof.errors import BadPtx
-from ptxproof.ptx import Instruction, vector
+from ptxproof.ptx import PtxInstruction, vector
 
 _FP8 = {"e4m3", "e5m2"}
 _SCALED = re.compile(
@@ -27,7 +27,7 @@ _F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 _SUMS = "{%sp0, %sp1, %sp2, %sp3}"
 
 
-def fp8_mma(asked: Instruction) -> list[str]:
+def fp8_mma(asked: PtxInstruction) -> list[str]:
     """``d = a b + c``."""
     d, a, b, c = (vector(operand) for operand in asked.operands)
     lines = [".reg .b32 %sp<4>;", *(f"mov.b32 %sp{at}, {name};" for at, name in enumerate(c))]
@@ -35,7 +35,7 @@ def fp8_mma(asked: Instruction) -> list[str]:
     return [*lines, *(f"mov.b32 {name}, %sp{at};" for at, name in enumerate(d))]
 
 
-def block_scaled_mma(asked: Instruction) -> list[str]:
+def block_scaled_mma(asked: PtxInstruction) -> list[str]:
     """``d = (a b) * scale of row * scale of column + c``: one scale for all 32 of k."""
     d, a, b, c = (vector(operand) for operand in asked.operands[:4])
     scale_a, picked_a, scale_b, picked_b = asked.operands[4:]
@@ -64,7 +64,7 @@ def block_scaled_mma(asked: Instruction) -> list[str]:
     return lines
 
 
-def _products(asked: Instruction, form: re.Pattern[str], a: list[str], b: list[str]) -> list[str]:
+def _products(asked: PtxInstruction, form: re.Pattern[str], a: list[str], b: list[str]) -> list[str]:
     """The sums of ``a b`` on top of what ``%sp`` holds."""
     types = form.fullmatch(asked.opcode)
     if types is None or not {types["a"], types["b"]} <= _FP8:
@@ -88,7 +88,7 @@ def _halves(kind: str, source: str, low: str, high: str) -> list[str]:
     ]
 
 
-def _picked(asked: Instruction, operand: str) -> tuple[int, int]:
+def _picked(asked: PtxInstruction, operand: str) -> tuple[int, int]:
     parts = vector(operand)
     if not all(part.isdecimal() for part in parts):
         raise BadPtx(f"{asked} picks its scales by a register, which is not spelled out: no kernel does.")

@@ -41,7 +41,7 @@ FORBIDDEN_PTX: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class SmTarget:
     """One SM as the compiler sees it, with the limits that a kernel must respect there."""
 
     sm: int
@@ -63,10 +63,10 @@ def has_own_ptx(sm: int) -> bool:
     return sm not in SAME_PTX
 
 
-def target(sm: int) -> Target:
+def target(sm: int) -> SmTarget:
     """The limits of an SM that is proved."""
     try:
-        return Target(sm, SHARED_PER_BLOCK[sm])
+        return SmTarget(sm, SHARED_PER_BLOCK[sm])
     except KeyError:
         raise Unsupported(f"SM {sm} is not proved; known are {', '.join(map(str, PROVED_SMS))}.") from None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ptxproof import spelled, spelled_mma
 from ptxproof.errors import BadPtx, Unsupported
 from ptxproof.instructions import lacked, oldest_ptx, target_name
-from ptxproof.ptx import Instruction, instructions, parse
+from ptxproof.ptx import PtxInstruction, instructions, parse
 from ptxproof.targets import target
 
 SPELLINGS: dict[str, spelled.Spelling] = {
@@ -66,13 +66,13 @@ def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Tran
     return Translated(_with_version(text, sm, version), counts)
 
 
-def _block(asked: Instruction, sm: int) -> str:
+def _block(asked: PtxInstruction, sm: int) -> str:
     """A block of its own, so that its registers meet no others."""
     lines = list(_spell(asked, sm))
     return "\n".join(["{", *lines, "}"]) if lines else ""
 
 
-def _spell(asked: Instruction, sm: int) -> Iterator[str]:
+def _spell(asked: PtxInstruction, sm: int) -> Iterator[str]:
     form = lacked(asked.opcode, len(asked.operands), sm)
     assert form is not None  # whoever asks has seen that it is lacking
     spelling = SPELLINGS.get(form.name)
@@ -87,7 +87,7 @@ def _spell(asked: Instruction, sm: int) -> Iterator[str]:
             yield line
             continue
         part = parse(line)
-        guarded = Instruction(part.opcode, part.operands, asked.guard)
+        guarded = PtxInstruction(part.opcode, part.operands, asked.guard)
         lacking = lacked(part.opcode, len(part.operands), sm) is not None
         yield _block(guarded, sm) if lacking else str(guarded)
 

@@ -1,11 +1,32 @@
-"""Case tables of every op: what is run, what the float32 reference says, and how far apart they may be.
+"""Case tables of every op: what is run, the float32 reference, and how far apart they may be.
 
 ``prove --run`` executes them for cards that are not here, on a GPU or on a CPU that interprets PTX; the kernel tests
-import the same tables. ``case`` says what a case is, ``errors`` has the norms and the formats' steps; each op has a
-module with the inputs, the table and the bounds. Which path runs a case on a card is asked of the oracle.
+import the same tables. ``case`` defines a case, ``errors`` has the norms and the formats' steps; each op has a module
+with the inputs, the table and the bounds. The oracle decides which path runs a case on a card.
 """
 
-from microscale_lab.cases.case import Case, Compared
-from microscale_lab.cases.tables import all_cases
+from functools import cache
 
-__all__ = ["Case", "Compared", "all_cases"]
+from microscale_lab.cases import (
+    attention,
+    dense,
+    dense_from_sum,
+    drafts,
+    fused_attention,
+    head_passes,
+    moe,
+    routing,
+    sampling,
+    small,
+)
+from microscale_lab.cases.case import Compared, KernelCase
+
+__all__ = ["Compared", "KernelCase", "all_cases"]
+
+_TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, drafts)
+
+
+@cache
+def all_cases() -> tuple[KernelCase, ...]:
+    """Every case of every op. ``KernelCase.refuses`` says which of them a card has."""
+    return tuple(case for table in _TABLES for case in table.cases())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from microscale.hardware import Gpu
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
-from microscale.kernels.op import Activations, Reason
+from microscale.kernels.op import Activations
 from microscale.planning import registry
-from microscale.planning.paths import PathList, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
+from microscale.planning.paths import PathList, path_of
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
 Batch = tuple[AttentionSpec, Tensor, PagedKv, AttentionBatch]
@@ -141,15 +142,16 @@ def attention_bound(expected: Tensor) -> Errors:
 
 
 @dataclass(frozen=True)
-class AttentionCase(Case):
+class AttentionCase(OracleCase):
     shape: Shape
     fp8: bool
     sink: float | None
     verify: bool = False
 
-    @property
-    def op(self) -> str:
-        return "attention"
+    op: ClassVar[str] = "attention"
+
+    def label(self) -> str:
+        return "FP8 KV" if self.fp8 else ""
 
     @property
     def entry(self) -> AttentionOp:
@@ -165,12 +167,6 @@ class AttentionCase(Case):
         tokens = sum(new for _, new in sequences)
         sizes = (heads, kv_heads, dim, window, True, page_size, Activations.BF16, tokens, longest)
         return AttentionSpec(*sizes, batch=batch)
-
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         spec, q, kv, batch = make_batch(self.shape, self.fp8, device, verify=self.verify)
@@ -194,7 +190,7 @@ def name_of(shape: Shape, fp8: bool, sink: float | None) -> str:
     return ", ".join([*parts, "FP8" if fp8 else "bf16", *([] if sink is None else [f"sinks near {sink:g}"])])
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for shape in (*SHAPES, *LARGE):
         for fp8 in (False, True):
             for sink in (None, 0.0, 30.0, -30.0):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
-from microscale.planning.paths import PathList, ask
+from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.cases.errors import Errors, errors
 
 if TYPE_CHECKING:
@@ -67,17 +67,15 @@ Finish = Callable[[], Iterator[Compared]]
 
 
 @dataclass(frozen=True)
-class Case(ABC):
+class KernelCase(ABC):
     """One call of an op, small enough for a CPU that interprets PTX unless it says otherwise."""
 
     name: str
     large: bool = field(default=False, kw_only=True)
     """Too much for a CPU: runs on a GPU alone."""
 
-    @property
-    @abstractmethod
-    def op(self) -> str:
-        """The op, as the registry has it."""
+    op: ClassVar[str]
+    """The op's name in the registry."""
 
     @abstractmethod
     def variant(self, gpu: Gpu) -> str:
@@ -100,3 +98,31 @@ def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str
 def refusal(entry: Implementation[Any], form: PathList, spec: Any, gpu: Gpu) -> Reason | None:
     """Why the implementation, or each of its paths for this form, does not run the spec on the card."""
     return entry.supports(spec, gpu) or ask(entry, form, spec, gpu).refusal
+
+
+class OracleCase(KernelCase):
+    """A case that runs as the oracle decides: by the path that it picks for this implementation and spec."""
+
+    form: ClassVar[PathList] = PathList.RUN
+
+    if TYPE_CHECKING:
+
+        @property
+        def entry(self) -> Any: ...
+
+        @property
+        def spec(self) -> Any:
+            """Sizes of layer and batch, without tensors."""
+
+    def label(self) -> str:
+        """The part of the variant's name that is not the path."""
+        return ""
+
+    def path(self, gpu: Gpu) -> Any:
+        return path_of(self.entry, self.form, self.spec, gpu)
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, self.label(), ask(self.entry, self.form, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, self.form, self.spec, gpu)

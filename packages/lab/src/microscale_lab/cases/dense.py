@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -22,8 +22,8 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
-from microscale.planning.paths import PathList, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale.planning.paths import PathList
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ BLOCK_SUM = Errors(1e-5, 2e-6)
 
 
 @dataclass(frozen=True)
-class Problem:
+class DenseProblem:
     weights: DenseWeights
     x: Tensor
     residual: Tensor
@@ -53,8 +53,8 @@ def make_weights(fmt: str, rows: int, columns: int, device: str, bias: bool = Tr
     return DenseWeights(encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt)), b)
 
 
-def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> Problem:
-    """Tokens and residual stand inside wider buffers whose margins are NaN: reading past a row shows in the result."""
+def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> DenseProblem:
+    """Tokens and residual are inside wider buffers whose margins are NaN: reading past a row shows in the result."""
     generator = torch.Generator().manual_seed(tokens)
 
     def margin(width: int) -> Tensor:
@@ -62,7 +62,7 @@ def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bi
         wide[1:-1, :width] = torch.randn(tokens, width, generator=generator)
         return wide.to(device)[1:-1, :width]
 
-    return Problem(make_weights(fmt, rows, columns, device, bias), margin(columns), margin(rows))
+    return DenseProblem(make_weights(fmt, rows, columns, device, bias), margin(columns), margin(rows))
 
 
 def bf16_bound(expected: Tensor, roundings: int = 1) -> Errors:
@@ -104,37 +104,29 @@ def hold_blocks(actual: Logits) -> Iterator[Compared]:
 
 
 @cache
-def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool) -> Problem:
-    """Nobody writes to it, so cards share it."""
+def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool) -> DenseProblem:
+    """It is never written to, so cards share it."""
     return make_problem(fmt, tokens, rows, columns, device, bias)
 
 
 @dataclass(frozen=True)
-class DenseCase(Case):
+class DenseCase(OracleCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
 
     @property
     def fmt(self) -> str:
         return self.spec.weight_format
 
-    def problem(self, device: str) -> Problem:
+    def problem(self, device: str) -> DenseProblem:
         spec = self.spec
         return problem_of(spec.weight_format, spec.tokens, spec.rows, spec.columns, device, spec.bias)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.RUN, self.spec, gpu)
-
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, PathList.RUN, spec, gpu)
+        path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
         with_residual = self.entry.run(packed, spec, gpu, problem.x, problem.residual, path)
         without = self.entry.run(packed, spec, gpu, problem.x, None, path)
@@ -200,15 +192,14 @@ class GemmCase(DenseCase):
 class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "logits", ask(self.entry, PathList.LOGITS, self.spec, gpu).path)
+    form: ClassVar[PathList] = PathList.LOGITS
 
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.LOGITS, self.spec, gpu)
+    def label(self) -> str:
+        return "logits"
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_of(self.entry, PathList.LOGITS, spec, gpu)
+        path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
         x = problem.x if spec.softcap is None else problem.x * 40  # far beyond the cap
         plain = self.entry.run_logits(packed, replace(spec, softcap=None), gpu, x, path)
@@ -228,15 +219,13 @@ class LogitsCase(DenseCase):
 
 
 @dataclass(frozen=True)
-class EpilogueCase(Case):
+class EpilogueCase(KernelCase):
     """The launch behind logits that a library computed: equals, signed zeros, NaN, and a last block that is short."""
 
     rows: int
     softcap: float | None
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
 
     def variant(self, gpu: Gpu) -> str:
         return "dequantized, logits, cuBLAS, float32 sums"
@@ -286,7 +275,7 @@ LARGE = (256, 48, 96)
 """Enough tokens for a bf16 copy of the weights."""
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):

@@ -1,6 +1,6 @@
 """Cases of a dense layer behind the residual stream: sum, norm and product of one token in one launch.
 
-It must give the bits of the three ops apart, which run beside it here. A sum of squares that is off in its last bit
+It must give the bits of the three ops apart, which run next to it here. A sum of squares that is off in its last bit
 hardly ever shows in a norm of bf16. So further tokens have an epsilon of their own: the mean of their squares less one
 part in 2**18, negated. What is left under the root are some dozens of the sum's last bits. Several of them, for sums in
 another order often agree.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,13 +20,13 @@ from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
 from microscale.kernels.dense.reference import dense
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Summed
-from microscale.kernels.op import Activations, Reason
+from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
-from microscale.planning.paths import PathList, ask
+from microscale.planning.paths import PathList
 from microscale_lab.calls import run_dense, run_from_sum
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal
 
@@ -67,22 +67,16 @@ def packed_of(weights: DenseWeights) -> PackedDense:
 
 
 @dataclass(frozen=True)
-class FromSumCase(Case):
+class FromSumCase(OracleCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
-    @property
-    def op(self) -> str:
-        return "dense"
+    op: ClassVar[str] = "dense"
+
+    form: ClassVar[PathList] = PathList.FROM_SUM
 
     def weights(self, device: str) -> DenseWeights:
         return make_weights(self.spec.weight_format, self.spec.rows, self.spec.columns, device, self.spec.bias)
-
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, PathList.FROM_SUM, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.FROM_SUM, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         weights = self.weights(device)
@@ -134,7 +128,7 @@ SHAPES = [(16, 32), (144, 352), (48, 1056), (32, 2048), (80, 2880), (16, 4096)]
 TILES = (80, 2880)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for rows, columns in SHAPES:

@@ -1,6 +1,6 @@
-"""Cases of what stands between two steps with drafts. All numbers are integers, and must be the reference's.
+"""Cases of the kernels between two steps with drafts. All numbers are integers and must equal the reference's.
 
-Where the next step is laid out, rows behind its own and tables of nobody hold ``POISON``: it must stay there.
+Where the next step is laid out, rows after its own and unused tables hold ``POISON``: it must stay there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.drafts import follow, reference
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Case, Compared, Finish, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, same
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def tokens_of(chance: random.Random, rows: int, columns: int, device: str) -> Te
 
 
 @dataclass(frozen=True)
-class FollowCase(Case):
+class FollowCase(KernelCase):
     last: tuple[int, ...]
     """Drafts of each sequence in the step before."""
     lengths: tuple[int, ...]
@@ -57,9 +57,7 @@ class FollowCase(Case):
     given: bool = False
     seed: int = 0
 
-    @property
-    def op(self) -> str:
-        return "drafts"
+    op: ClassVar[str] = "drafts"
 
     def variant(self, gpu: Gpu) -> str:
         return "follow, given" if self.given else "follow"
@@ -90,16 +88,14 @@ class FollowCase(Case):
 
 
 @dataclass(frozen=True)
-class MoveCase(Case):
+class MoveCase(KernelCase):
     lengths: tuple[int, ...]
     head: bool = False
     """As a draft head's step: one kind of layers, wide lengths, drafts and no tokens."""
     page_size: int = 16
     seed: int = 0
 
-    @property
-    def op(self) -> str:
-        return "drafts"
+    op: ClassVar[str] = "drafts"
 
     def variant(self, gpu: Gpu) -> str:
         return "move on, draft head" if self.head else "move on"
@@ -150,11 +146,11 @@ class MoveCase(Case):
         return Standing(lines[1], lines[2 : 2 + kinds], lens, None if self.head else lines[0], shown)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     uneven, many = (3, 0, 15, 1, 2), tuple((5 * at) % 8 for at in range(64))
     yield FollowCase("one sequence", (3,), (3,))
     yield FollowCase("nothing was drafted", (0, 0), (1, 0))
-    yield FollowCase("nobody drafts next but one", (2, 3), (0, 1))
+    yield FollowCase("only one sequence drafts next", (2, 3), (0, 1))
     for seed in range(4):
         yield FollowCase(f"uneven drafts {seed}", uneven, uneven[::-1], seed=seed)
     yield FollowCase("64 sequences", many, many[::-1])

@@ -27,7 +27,7 @@ SILU = Gate(GateKind.SILU, interleaved=False)
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertsInput:
     """One expert layer and its tokens."""
 
     name: str
@@ -43,22 +43,22 @@ class Layer:
 
 
 LAYERS = [
-    Layer("one token", 1),
-    Layer("two tokens, no bias", 2, bias=False),
-    Layer("two tokens, three experts each", 2, top_k=3),
-    Layer("odd number of tokens", 37, num_experts=5, top_k=3),
-    Layer("all tokens on one expert", 35, top_k=1, spread="one"),
-    Layer("unused experts", 6, num_experts=16, spread="unused"),
-    Layer("hidden 96", 5, hidden=96),
-    Layer("hidden 160, intermediate 96, halves", 5, hidden=160, intermediate=96, gate=SWIGLU_HALVES),
-    Layer("hidden 352, intermediate 160", 2, num_experts=2, hidden=352, intermediate=160, gate=GELU, bias=False),
-    Layer("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
-    Layer("gelu with bias", 20, gate=GELU),
-    Layer("silu", 5, hidden=96, gate=SILU, bias=False),
+    ExpertsInput("one token", 1),
+    ExpertsInput("two tokens, no bias", 2, bias=False),
+    ExpertsInput("two tokens, three experts each", 2, top_k=3),
+    ExpertsInput("odd number of tokens", 37, num_experts=5, top_k=3),
+    ExpertsInput("all tokens on one expert", 35, top_k=1, spread="one"),
+    ExpertsInput("unused experts", 6, num_experts=16, spread="unused"),
+    ExpertsInput("hidden 96", 5, hidden=96),
+    ExpertsInput("hidden 160, intermediate 96, halves", 5, hidden=160, intermediate=96, gate=SWIGLU_HALVES),
+    ExpertsInput("hidden 352, intermediate 160", 2, num_experts=2, hidden=352, intermediate=160, gate=GELU, bias=False),
+    ExpertsInput("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
+    ExpertsInput("gelu with bias", 20, gate=GELU),
+    ExpertsInput("silu", 5, hidden=96, gate=SILU, bias=False),
 ]
 
 
-def make_weights(layer: Layer, fmt: str, device: str) -> MoeWeights:
+def make_weights(layer: ExpertsInput, fmt: str, device: str) -> MoeWeights:
     generator = torch.Generator(device).manual_seed(len(layer.name))
 
     def normal(*shape: int) -> Tensor:
@@ -73,7 +73,7 @@ def make_weights(layer: Layer, fmt: str, device: str) -> MoeWeights:
     )
 
 
-def make_routing(layer: Layer, device: str) -> Routing:
+def make_routing(layer: ExpertsInput, device: str) -> Routing:
     generator = torch.Generator().manual_seed(layer.tokens)
     logits = torch.randn(layer.tokens, layer.num_experts, generator=generator)
     if layer.spread == "one":
@@ -84,7 +84,7 @@ def make_routing(layer: Layer, device: str) -> Routing:
     return Routing(ids.int().contiguous().to(device), values.softmax(-1).contiguous().to(device))
 
 
-def make_tokens(layer: Layer, device: str) -> Tensor:
+def make_tokens(layer: ExpertsInput, device: str) -> Tensor:
     """bf16 rows inside a wider buffer whose margins are NaN: reading past a row shows in the result."""
     generator = torch.Generator().manual_seed(layer.tokens + 1)
     wide = torch.full((layer.tokens + 2, layer.hidden + 64), float("nan"), dtype=torch.bfloat16)
@@ -104,15 +104,15 @@ def e4m3_by_token(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Problem:
-    layer: Layer
+class ExpertsProblem:
+    layer: ExpertsInput
     weights: MoeWeights
     packed: PackedExperts
     routing: Routing
     x: Tensor
 
     @classmethod
-    def of(cls, layer: Layer, fmt: str, device: str) -> Problem:
+    def of(cls, layer: ExpertsInput, fmt: str, device: str) -> ExpertsProblem:
         weights = make_weights(layer, fmt, device)
         return cls(
             layer, weights, pack_experts(weights, layer.gate), make_routing(layer, device), make_tokens(layer, device)

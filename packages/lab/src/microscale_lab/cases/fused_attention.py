@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -16,13 +16,13 @@ from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
-from microscale.kernels.op import Activations, Reason
+from microscale.kernels.op import Activations
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.planning import registry
-from microscale.planning.paths import PathList, ask, path_of
+from microscale.planning.paths import PathList, path_of
 from microscale_lab.cases.attention import Shape, make_batch, name_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ LARGE_VERIFY: list[Shape] = [
 
 @dataclass(frozen=True)
 class FusedProblem:
-    """One step of decoding from the projection's heads on. New slots hold NaN, as all that nobody wrote."""
+    """One step of decoding from the projection's heads on. New slots hold NaN, like everything that was not written."""
 
     spec: AttentionSpec
     qkv: Tensor
@@ -150,16 +150,19 @@ def fused_bound(expected: Tensor) -> Errors:
 
 
 @dataclass(frozen=True)
-class FusedCase(Case):
+class FusedCase(OracleCase):
     shape: Shape
     fp8: bool
     kind: HeadsKind
     sink: float | None
     verify: bool = False
 
-    @property
-    def op(self) -> str:
-        return "attention"
+    op: ClassVar[str] = "attention"
+
+    form: ClassVar[PathList] = PathList.FUSED
+
+    def label(self) -> str:
+        return "FP8 KV" if self.fp8 else ""
 
     @property
     def entry(self) -> AttentionOp:
@@ -174,12 +177,6 @@ class FusedCase(Case):
         tokens = sum(new for _, new in sequences)
         sizes = (heads, kv_heads, dim, window, True, page_size, Activations.BF16, tokens, context)
         return AttentionSpec(*sizes, batch=batch)
-
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, PathList.FUSED, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.FUSED, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         given = make_heads(self.shape, self.fp8, self.kind, device, self.sink, verify=self.verify)
@@ -220,7 +217,7 @@ def one_of_three(place: int, fp8: bool, kind: HeadsKind, head_dim: int) -> bool:
     return (place + 2 * fp8 + kinds(head_dim).index(kind)) % 3 == 0
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     decode: list[Shape] = [(*shape[:5], [(n - 1, 1) for n in shape[-1]]) for shape in (*SHAPES, *LARGE)]
     for (place, shape), fp8, (title, kind) in product(enumerate(decode), (False, True), KINDS.items()):
         if kind in kinds(shape[2]):

@@ -1,4 +1,4 @@
-"""Cases of what a draft head's pass has beside its layer: two norms side by side before it, the guess behind it.
+"""Cases of a draft head's pass, without its layer: two norms side by side before it, and the guess after it.
 
 Rows of the table that no token asks for, columns behind the states and places behind the guesses hold ``NaN`` or
 ``POISON``.
@@ -15,7 +15,7 @@ import torch
 from microscale.hardware import Gpu
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import SmallOps
-from microscale_lab.cases.case import Case, Compared, Finish, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
 from microscale_lab.cases.small import Build, SmallCase, bf16_bound, normal, small_spec
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ VOCAB = 50
 
 
 def norm_pair(tokens: int, width: int, guesses: int) -> Build:
-    """Tokens that stand ``guesses`` apart, as those of one place in several drafts do."""
+    """Tokens that are ``guesses`` apart, as those of one place in several drafts do."""
 
     def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
         draws = torch.Generator().manual_seed(tokens)
@@ -88,7 +88,7 @@ def likeliest(kind: str, tokens: int, blocks: int, mapped: bool) -> Build:
 KINDS = ("numbers", "equals", "zeros of both signs", "nothing but minus infinity", "NaN above infinity")
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for tokens, width, guesses in ((1, 160, 1), (3, 300, 4), (0, 64, 2), (5, 2880, 3)):
         name = f"{tokens} tokens, {width} columns"
         yield SmallCase(name, "norm_pair", small_spec(width, tokens=tokens), norm_pair(tokens, width, guesses))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -24,43 +24,42 @@ from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
-from microscale.planning.paths import PathList, ask, path_of
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
+from microscale.planning.paths import PathList
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
-from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
+from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, ExpertsInput, ExpertsProblem, e4m3_by_token
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANY = [
-    Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
-    Layer("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False, spread="one"),
-    Layer("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
-          gate=SWIGLU_HALVES),
-    Layer("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
-    Layer("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
-    Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
+    ExpertsInput("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
+    ExpertsInput("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False,
+                 spread="one"),
+    ExpertsInput("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
+                 gate=SWIGLU_HALVES),
+    ExpertsInput("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
+    ExpertsInput("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
+    ExpertsInput("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
-SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("6 tokens, top 3", 6, top_k=3, hidden=352)]
+SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3), ExpertsInput("6 tokens, top 3", 6, top_k=3, hidden=352)]
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 
 @cache
-def problem_of(layer: Layer, fmt: str, device: str) -> Problem:
-    """Nobody writes to it, so cards share it."""
-    return Problem.of(layer, fmt, device)
+def problem_of(layer: ExpertsInput, fmt: str, device: str) -> ExpertsProblem:
+    """It is never written to, so cards share it."""
+    return ExpertsProblem.of(layer, fmt, device)
 
 
 @dataclass(frozen=True)
-class ExpertsCase(Case):
-    layer: Layer
+class ExpertsCase(OracleCase):
+    layer: ExpertsInput
     fmt: str
     activations: Activations
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
 
     @property
     def entry(self) -> MoeOp[Any]:
@@ -73,19 +72,16 @@ class ExpertsCase(Case):
         sizes = (layer.num_experts, layer.top_k, layer.hidden, layer.intermediate)
         return MoeSpec(*sizes, self.fmt, self.activations, layer.gate, layer.bias, layer.tokens)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", ask(self.entry, PathList.RUN, self.spec, gpu).path)
-
     def refuses(self, gpu: Gpu) -> Reason | None:
-        if reason := refusal(self.entry, PathList.RUN, self.spec, gpu):
+        if reason := super().refuses(gpu):
             return reason
-        if self.activations is Activations.MXFP8 and path_of(self.entry, PathList.RUN, self.spec, gpu) not in QUANTISED:
+        if self.activations is Activations.MXFP8 and self.path(gpu) not in QUANTISED:
             return "runs with bf16 activations at this size, which has a case of its own"
         return None
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, PathList.RUN, spec, gpu)
+        path = self.path(gpu)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
 
@@ -94,15 +90,14 @@ class ExpertsCase(Case):
 class SummedByNormCase(ExpertsCase):
     """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "summed by the next norm", ask(self.entry, PathList.PARTS, self.spec, gpu).path)
+    form: ClassVar[PathList] = PathList.PARTS
 
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.PARTS, self.spec, gpu)
+    def label(self) -> str:
+        return "summed by the next norm"
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_of(self.entry, PathList.PARTS, spec, gpu)
+        path = self.path(gpu)
         parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
         weight = torch.ones(self.layer.hidden, device=device).bfloat16()
         stream = torch.zeros_like(problem.x)
@@ -120,7 +115,7 @@ QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
 """The paths whose products have 8-bit activations."""
 
 
-def hold_experts(y: Tensor, problem: Problem, path: MoePath[Any]) -> Iterator[Compared]:
+def hold_experts(y: Tensor, problem: ExpertsProblem, path: MoePath[Any]) -> Iterator[Compared]:
     """An answer of this path against the reference, and against one that quantises alike."""
     exact = problem.expected()
     if path not in QUANTISED:
@@ -142,7 +137,7 @@ def gate_e4m3(h: Tensor) -> Tensor:
     return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
 
 
-def fp8_bound(layer: Layer) -> Errors:
+def fp8_bound(layer: ExpertsInput) -> Errors:
     """Of a layer with the same 8-bit numbers, on FP8 units without block scales.
 
     A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
@@ -154,7 +149,7 @@ def fp8_bound(layer: Layer) -> Errors:
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """A dense MLP beside the experts: its weights, and its own tokens."""
+    """A dense MLP next to the experts: its weights and its own tokens."""
 
     gate_up: BlockScaled
     down: BlockScaled
@@ -188,15 +183,18 @@ def _in_runs(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class WithMlpCase(Case):
+class WithMlpCase(OracleCase):
     """Experts and a dense MLP in the same launches."""
 
-    layer: Layer
+    layer: ExpertsInput
     units: int
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
+
+    form: ClassVar[PathList] = PathList.WITH_MLP
+
+    def label(self) -> str:
+        return "with a dense MLP"
 
     @property
     def entry(self) -> MoeOp[Any]:
@@ -209,17 +207,11 @@ class WithMlpCase(Case):
         mlp = MlpSpec(self.units, "mxfp8", packed=True, bias=False)
         return MoeSpec(*sizes, "mxfp8", Activations.BF16, layer.gate, layer.bias, layer.tokens, mlp)
 
-    def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "with a dense MLP", ask(self.entry, PathList.WITH_MLP, self.spec, gpu).path)
-
-    def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, PathList.WITH_MLP, self.spec, gpu)
-
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, "mxfp8", device), self.spec
         mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
         both = torch.stack((mlp.x, problem.x))
-        path = path_of(self.entry, PathList.WITH_MLP, spec, gpu)
+        path = self.path(gpu)
         y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
 
         def finish() -> Iterator[Compared]:
@@ -229,7 +221,7 @@ class WithMlpCase(Case):
         return finish
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for fmt in FORMATS:
         for layer in (*LAYERS, *MANY):
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
@@ -238,5 +230,5 @@ def cases() -> Iterator[Case]:
         for layer in MANY:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):
-        layer = Layer("beside an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
+        layer = ExpertsInput("next to an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
         yield WithMlpCase(f"{tokens} tokens", layer, 160)

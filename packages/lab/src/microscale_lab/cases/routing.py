@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -12,7 +12,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import Dispatch
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Case, Compared, Finish, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
 from microscale_lab.cases.errors import Errors, spread, step
 from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 
@@ -47,14 +47,12 @@ def hold_dispatch(actual: Dispatch, expected: Dispatch) -> Iterator[Compared]:
 
 
 @dataclass(frozen=True)
-class _RoutingCase(Case):
+class _RoutingCase(KernelCase):
     tokens: int
     num_experts: int
     top_k: int
 
-    @property
-    def op(self) -> str:
-        return "moe"
+    op: ClassVar[str] = "moe"
 
     def refuses(self, gpu: Gpu) -> Reason | None:
         return None if gpu.has(Feature.MMA_BF16) else f"runs on GPUs, and this is a {gpu.name}"
@@ -102,7 +100,7 @@ class DispatchCase(_RoutingCase):
         return lambda: hold_dispatch(actual, reference_dispatch(ids, self.num_experts, self.block))
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for sizes in SIZES:
         tokens, num_experts, top_k = sizes
         name = f"{tokens} tokens, {top_k} of {num_experts}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from microscale.kernels.sampling.spec import (
 )
 from microscale.planning import registry
 from microscale_lab.calls import run_sampling, run_score
-from microscale_lab.cases.case import Case, Compared, Finish, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
 from microscale_lab.cases.errors import Errors, step
 
 # exp2 takes (x - max) * log2(e) / T, rounded twice, in size at most 36 where the weight is not 0: its relative error is
@@ -122,7 +122,7 @@ def distance(row: int, token: int, adjusted: Tensor, batch: SamplingBatch) -> fl
 
 
 def counted_apart(batch: SamplingBatch) -> SamplingBatch:
-    """The same batch with a history of its own, in which nobody else counts."""
+    """The same batch with its own copy of the history."""
     if batch.history is None:
         return batch
     return replace(batch, history=replace(batch.history, counts=batch.history.counts.clone()))
@@ -162,7 +162,7 @@ def _hold_logprobs(got: Sampled, logits: Tensor, fine: Tensor) -> Iterator[Compa
 
 
 @dataclass(frozen=True)
-class Setup:
+class SamplingInput:
     """Rows of logits and how each is sampled."""
 
     name: str
@@ -173,42 +173,41 @@ class Setup:
 
 
 SETUPS = [
-    Setup("greedy", 3, 1000),
-    Setup("one token in the vocabulary", 2, 1, {"temperature": 1.0, "top_k": 1, "top_p": 0.5}),
-    Setup("no rows", 0, 100, {"temperature": 1.0}),
-    Setup("a block and one", 2, 4097, {"temperature": 1.5}),
-    Setup("201088 tokens, greedy", 1, 201088),
-    Setup("201088 tokens, top-k and top-p", 1, 201088, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
-    Setup("top-p over a flat row", 1, 30000, {"temperature": 1.0, "top_p": 0.95}, spread=0.5),
-    Setup("temperature", 4, 5000, {"temperature": [0.3, 1.0, 5.0, 100.0]}),
-    Setup("the least temperature", 2, 5000, {"temperature": [1e-38, 1e-5]}),
-    Setup("top-k", 5, 5000, {"temperature": 1.0, "top_k": [1, 2, 40, 3000, 4999]}),
-    Setup("top-k off", 4, 5000, {"temperature": 1.0, "top_k": [0, -1, 5000, 9999]}),
-    Setup("top-k beyond what has weight", 2, 5000, {"temperature": 0.05, "top_k": [40, 4000], "top_p": [1.0, 0.9]}),
-    Setup("top-p", 5, 5000, {"temperature": 1.0, "top_p": [1e-9, 0.1, 0.5, 0.9, 0.9999]}),
-    Setup("min-p", 3, 5000, {"temperature": 1.0, "min_p": [1e-4, 0.1, 1.0]}),
-    Setup("all three", 3, 5000, {"temperature": 1.2, "top_k": [7, 100, 1000], "top_p": [0.9, 0.5, 0.99],
+    SamplingInput("greedy", 3, 1000),
+    SamplingInput("one token in the vocabulary", 2, 1, {"temperature": 1.0, "top_k": 1, "top_p": 0.5}),
+    SamplingInput("no rows", 0, 100, {"temperature": 1.0}),
+    SamplingInput("a block and one", 2, 4097, {"temperature": 1.5}),
+    SamplingInput("201088 tokens, greedy", 1, 201088),
+    SamplingInput("201088 tokens, top-k and top-p", 1, 201088, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
+    SamplingInput("top-p over a flat row", 1, 30000, {"temperature": 1.0, "top_p": 0.95}, spread=0.5),
+    SamplingInput("temperature", 4, 5000, {"temperature": [0.3, 1.0, 5.0, 100.0]}),
+    SamplingInput("the least temperature", 2, 5000, {"temperature": [1e-38, 1e-5]}),
+    SamplingInput("top-k", 5, 5000, {"temperature": 1.0, "top_k": [1, 2, 40, 3000, 4999]}),
+    SamplingInput("top-k off", 4, 5000, {"temperature": 1.0, "top_k": [0, -1, 5000, 9999]}),
+    SamplingInput("top-k beyond what has weight", 2, 5000, {"temperature": 0.05, "top_k": [40, 4000],
+                                                            "top_p": [1.0, 0.9]}),
+    SamplingInput("top-p", 5, 5000, {"temperature": 1.0, "top_p": [1e-9, 0.1, 0.5, 0.9, 0.9999]}),
+    SamplingInput("min-p", 3, 5000, {"temperature": 1.0, "min_p": [1e-4, 0.1, 1.0]}),
+    SamplingInput("all three", 3, 5000, {"temperature": 1.2, "top_k": [7, 100, 1000], "top_p": [0.9, 0.5, 0.99],
                                  "min_p": 0.02}),
-    Setup("greedy beside drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0],
+    SamplingInput("greedy next to drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0],
                                            "top_p": [0.1, 1, 1, 1]}),
 ]  # fmt: skip
-LARGE = [Setup("top-p over a flat row of 201088", 1, 201088, {"temperature": 1.0, "top_p": 0.95}, spread=0.5)]
+LARGE = [SamplingInput("top-p over a flat row of 201088", 1, 201088, {"temperature": 1.0, "top_p": 0.95}, spread=0.5)]
 
 Make = Callable[[str], tuple[Tensor, SamplingBatch]]
 """Logits and batch on a device."""
 
 
 @dataclass(frozen=True)
-class SamplingCase(Case):
+class SamplingCase(KernelCase):
     title: str
     spec: SamplingSpec
     make: Make
     given_blocks: bool = False
     """Whether the lm_head's blocks come with the logits."""
 
-    @property
-    def op(self) -> str:
-        return "sampling"
+    op: ClassVar[str] = "sampling"
 
     def variant(self, gpu: Gpu) -> str:
         return f"triton_sampling, {self.title}"
@@ -243,7 +242,7 @@ class ScoreCase(SamplingCase):
 
 
 def blocks_of(x: Tensor, rows: int) -> Logits:
-    """What an lm_head's epilogue says of blocks of so many rows."""
+    """The summary that an lm_head's epilogue gives of blocks of ``rows`` rows."""
     tokens, vocab = x.shape
     padded = torch.nn.functional.pad(x, (0, -vocab % rows), value=-math.inf).view(tokens, -1, rows)
     top = padded.amax(-1)
@@ -251,7 +250,7 @@ def blocks_of(x: Tensor, rows: int) -> Logits:
     return Logits(x, top, argmax.int(), (padded - top[..., None]).exp().sum(-1), rows)
 
 
-def _of(setup: Setup) -> Make:
+def _of(setup: SamplingInput) -> Make:
     def make(device: str) -> tuple[Tensor, SamplingBatch]:
         logits = random_logits(setup.rows, setup.vocab, device, setup.spread)
         return logits, make_batch(setup.rows, device, **setup.params)
@@ -284,7 +283,7 @@ def _top(device: str) -> tuple[Tensor, SamplingBatch]:
     return torch.where(x > 5, 5.0, x), make_batch(3, device, temperature=1.0, top_logprobs=20)  # many equal largest
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for setup in (*SETUPS, *LARGE):
         title = "greedy" if not setup.params else "filtered" if {"top_k", "top_p"} & set(setup.params) else "drawn"
         spec = SamplingSpec(setup.vocab, setup.rows)

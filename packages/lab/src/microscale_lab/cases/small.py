@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Rou
 from microscale.planning import registry
 from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.calls import bind_small
-from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache
 
@@ -69,14 +69,12 @@ Build = Callable[[SmallOps, Gpu, str], Finish]
 
 
 @dataclass(frozen=True)
-class SmallCase(Case):
+class SmallCase(KernelCase):
     title: str
     spec: SmallSpec
     build: Build
 
-    @property
-    def op(self) -> str:
-        return "small"
+    op: ClassVar[str] = "small"
 
     def variant(self, gpu: Gpu) -> str:
         entry = registry.small("triton_small")
@@ -119,7 +117,7 @@ def add_norm(tokens: int, width: int, mxfp8: bool) -> Build:
             yield compare("norm", normed, want, bf16_bound(want))
             yield same("sum", plain_total, want_total)
             if coded is not None and total is not None:
-                yield same("sum beside MXFP8", total, want_total)
+                yield same("sum next to MXFP8", total, want_total)
                 yield compare("norm in MXFP8", decode(coded), want.float(), e4m3_bound(want))
 
         return finish
@@ -142,7 +140,7 @@ def add_norm_of_parts(tokens: int, width: int, top_k: int) -> Build:
 
         def finish() -> Iterator[Compared]:
             yield same("sum", total, x + residual)
-            yield same("sum beside MXFP8", coded_total, x + residual)
+            yield same("sum next to MXFP8", coded_total, x + residual)
             yield same("norm", normed, alike)
             yield same("codes", coded.values, coded_alike.values)
             yield same("scales", coded.scales, coded_alike.scales)
@@ -280,7 +278,7 @@ def rope(heads: Heads) -> Build:
 
 
 def empty_cache(pages: int, kv_heads: int, page_size: int, dim: int, fp8: bool, device: str) -> PagedKv:
-    """Filled with what nobody may have written; the scales of E4M3 let the last head saturate."""
+    """Filled with values that no kernel writes; the scales of E4M3 let the last head saturate."""
     shape = (pages, kv_heads, page_size, dim)
     if not fp8:
         k, v = (torch.full(shape, -7.0, device=device).bfloat16() for _ in "kv")
@@ -294,7 +292,7 @@ ROUTED = [(1, 2880, 128, 4, True), (3, 2880, 32, 4, True), (2, 64, 8, 4, True), 
 NORM_ADD_NORM_SHAPES = [(1, 2816, 128), (3, 2100, 100), (17, 64, 128)]
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[KernelCase]:
     for tokens, width in ((1, 32), (3, 160), (2, 704), (1, 2816), (3, 2880)):
         spec, name = small_spec(width), f"{tokens} x {width}"
         yield SmallCase(name, "rms_norm", spec, norm(tokens, width, weighted=width != 704))

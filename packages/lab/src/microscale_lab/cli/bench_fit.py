@@ -1,8 +1,7 @@
-"""``microscale bench fit``: how well the rows that were measured predict rows that were left out."""
+"""``microscale bench fit``: how well measured rows predict rows that were left out."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,26 +12,20 @@ from microscale.cli.console import err
 
 
 def bench_fit(
-    gpu: Annotated[str, typer.Option(help="A card whose family was measured.")] = "h200",
+    gpu: Annotated[str, typer.Option(help="A card of a family that was measured.")] = "h200",
     write: Annotated[
-        bool, typer.Option("--write", help="Bring the sums of kernels in the file of whole models up to date.")
+        bool, typer.Option("--write", help="Update the sums of kernel times in the file of whole models.")
     ] = False,
     write_table: Annotated[
-        bool, typer.Option("--write-table", help="Write the table that explain predicts with (some minutes).")
+        bool,
+        typer.Option("--write-table", help="Write the table that explain reads. Takes some minutes."),
     ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(help="Predict the rows of this sweep, which the fit has not seen: a stand-in's."),
-    ] = None,
 ) -> None:
-    """Fit the two-part model to the measured rows and say how far rows that are left out lie from it. Needs no GPU."""
+    """Fit the time model to measured rows, and show how well it predicts rows that it has not seen. Needs no GPU."""
     from microscale import hardware
-    from microscale_lab.predict import fit, stand_in, table, whole_models
+    from microscale_lab.predict import fit, table, whole_models
 
     settings.load()
-    if against is not None:
-        print("\n".join(stand_in.report(against)))
-        return
     if write_table:
         with progress_bar("Predicting") as (start, advance):
             start(table.num_rows())

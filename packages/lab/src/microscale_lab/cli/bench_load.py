@@ -23,22 +23,20 @@ def bench_load(
     make: Annotated[
         Path | None, typer.Option(help="Write random weights of the preset here first, as they are published.")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="--make: so many layers; the preset's own without.", min=1)] = None,
+    layers: Annotated[int | None, typer.Option(help="--make: number of layers. Default: the preset's.", min=1)] = None,
     reads: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Reads in flight and MiB of each, such as 2x8; may be given several times. A load's without."
-        ),
+        typer.Option(help="Reads in flight and MiB of each, such as 2x8. Repeatable. Default: those of a load."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs per row; the median is shown.", min=1)] = 3,
     backend: Annotated[
-        str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
+        str | None, typer.Option(help="Use this implementation for every op that has it: reference, dequantized …")
     ] = None,
     precision: PrecisionOption = "exact",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Measure how fast a checkpoint is loaded, next to the same files read raw, and what memory that takes.
+    """Measure how fast a checkpoint loads, next to a raw read of the same files, and how much memory that takes.
 
     Without files: microscale bench load gpt-oss-20b --make /tmp/weights --layers 8
     """
@@ -58,7 +56,7 @@ def bench_load(
             write_random_checkpoint(model, make, overrides)
         model = str(make)
     elif layers is not None:
-        raise BadSetting("--layers says how much --make writes; it goes with that.")
+        raise BadSetting("--layers needs --make.")
     options = EngineConfig(
         model=model, device=device, backend=backend, precision=precision, max_num_seqs=1, offline=env.offline
     )

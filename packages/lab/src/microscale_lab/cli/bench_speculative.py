@@ -29,10 +29,11 @@ TOKENS = "--speculative-tokens"
 def bench_speculative(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
     acceptance: Annotated[
-        float, typer.Option(ACCEPTANCE, help="The chance of a drafted token after accepted ones.", min=0.0, max=1.0)
+        float,
+        typer.Option(ACCEPTANCE, help="Chance that a drafted token is accepted after accepted ones.", min=0.0, max=1.0),
     ] = 0.7,
     tokens: Annotated[
-        str, typer.Option(TOKENS, help="Drafts of each sequence: 0..7, 0,1,3, or auto, the engine's own choice.")
+        str, typer.Option(TOKENS, help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice).")
     ] = "0..7",
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
@@ -40,14 +41,14 @@ def bench_speculative(
     speculative_config: Annotated[
         str | None,
         typer.Option(
-            help='Draft by a head, and count its time: \'{"method": "eagle3", "model": "DIR", '
-            '"num_speculative_tokens": 7}\'. Free drafts without.'
+            help='Use this draft head, and include its time: \'{"method": "eagle3", "model": "DIR", '
+            '"num_speculative_tokens": 7}\'. Default: random drafts that take no time.'
         ),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
     steps: Annotated[
-        int, typer.Option(help="Steps of a request that are timed; each row has four requests, auto 300 steps.", min=1)
+        int, typer.Option(help="Timed steps per request. Each row has four requests; auto has 300 steps.", min=1)
     ] = 32,
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
@@ -57,9 +58,9 @@ def bench_speculative(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object per row as JSON; with auto its steps.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
-    """Measure steps with drafts of which a set share is accepted, next to the floor by distinct experts.
+    """Measure decoding steps with drafts of which a fixed share is accepted, next to the predicted times.
 
     Without files: microscale bench gpt-oss-20b --load-format dummy --speculative-acceptance 0.7
     """
@@ -73,7 +74,7 @@ def bench_speculative(
     from microscale_lab.model_bench import speculative, speculative_table
 
     env = settings.load()
-    plan = speculative.Plan(acceptance, parse_drafts(tokens), depth, steps)
+    plan = speculative.DraftBenchPlan(acceptance, parse_drafts(tokens), depth, steps)
     batches = parse_numbers("--concurrency", concurrency)
     drafter = parse_config(speculative_config)
     if drafter is not None:
@@ -119,7 +120,7 @@ def bench_speculative(
         print(speculative_table.summary(rows, acceptance))
 
 
-def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.Head | None:
+def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.BenchHead | None:
     """The draft head that was asked for, if one was."""
     from microscale.engine.loading.drafting import draft_costs, load_head
     from microscale.engine.speculation.head import HeadDrafter
@@ -129,7 +130,7 @@ def load_drafter(prepared: Prepared, model: AnyModel) -> speculative.Head | None
         return None
     own, head = prepared.head, load_head(prepared.head, model)
     costs = draft_costs(prepared.outline, prepared.plan, prepared.setup, own)
-    return speculative.Head(partial(HeadDrafter, head), costs)
+    return speculative.BenchHead(partial(HeadDrafter, head), costs)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

@@ -13,13 +13,19 @@ from microscale.errors import BadSetting
 
 def prove(
     gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
-    op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
+    op: Annotated[str | None, typer.Option(help="Only this op: moe, attention …")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes. Default: one per core.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Rewrite the tables of this page for the installed Triton.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on their cases, as the card.")] = False,
-    device: Annotated[str | None, typer.Option(help="With --run: cuda, or cpu, which interprets.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="With --run: few cases that start every function.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on test cases, as on the card.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="With --run: cuda, or cpu (interpreter). Default: cuda if there is a GPU.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --run: only a few cases that cover every kernel function.")
+    ] = False,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
 
@@ -33,9 +39,9 @@ def prove(
 
     env = settings.load()
     if not run and (device is not None or quick):
-        raise BadSetting("--device and --quick belong to --run.")
+        raise BadSetting("--device and --quick need --run.")
     if run and markdown is not None:
-        raise BadSetting("--markdown shows what was compiled, and --run executes.")
+        raise BadSetting("--markdown does not work with --run.")
     if run:
         raise typer.Exit(
             run_cases(

@@ -21,18 +21,17 @@ def quality(
         str, typer.Argument(help="demo (the embedded model), a checkpoint folder, or a hub id.")
     ] = embedded.NAME,
     choice: Annotated[
-        list[str] | None, typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable; all without.")
+        list[str] | None,
+        typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts of each task; the shipped file has 32.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer, thoughts included.")] = 320,
-    tasks: Annotated[
-        Path | None, typer.Option(help="A file of tasks; those next to the embedded model without.")
-    ] = None,
+    samples: Annotated[int, typer.Option(help="Prompts per task. The shipped file has 32.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Maximum length of an answer in tokens, including reasoning.")] = 320,
+    tasks: Annotated[Path | None, typer.Option(help="File of tasks. Default: the embedded model's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the model.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Rewrite the tables of this page for the model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per choice as JSON.")] = False,
 ) -> None:
-    """Say what each precision costs: accuracy on held-out tasks, loss, divergence and agreement against float32.
+    """Measure what each precision costs: accuracy on held-out tasks, loss, divergence and agreement with float32.
 
     A short run on the embedded model: microscale quality --choice balanced --choice fast
     """
@@ -40,9 +39,9 @@ def quality(
 
     from microscale.models.hub import resolve
     from microscale.text.tokenizer import Tokenizer
+    from microscale_lab.markdown import write_section
     from microscale_lab.quality import report
-    from microscale_lab.quality.choices import choose
-    from microscale_lab.quality.run import Question, run
+    from microscale_lab.quality.run import Comparison, choose, run
     from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
 
     env = settings.load()
@@ -51,10 +50,10 @@ def quality(
             raise BadSetting(f"{option} {number} is less than 1.")
     choices = choose(choice or ())
     if markdown is not None and not markdown.is_file():
-        raise BadSetting(f"--markdown {markdown} is no file; its tables are rewritten, so it must be there.")
+        raise BadSetting(f"--markdown {markdown} is not a file; it must exist, because its tables are rewritten.")
     tokenizer = Tokenizer.load(resolve(model, offline=env.offline, config_only=True))
     asked = load_tasks(tasks or DEMO_FOLDER / FILE_NAME, samples)
-    question = Question(model, tokenizer, asked, choices, device, env.offline, max_tokens)
+    question = Comparison(model, tokenizer, asked, choices, device, env.offline, max_tokens)
     with progress_bar("Answering") as (start, advance):
         start(len(asked) * len(choices))
         rows = list(run(question, advance))
@@ -62,7 +61,7 @@ def quality(
     where = f"{machine(device)}, torch {torch.__version__}"
     if markdown is not None:
         circumstances = f"{len(asked)} prompts, {where}, {datetime.date.today()}."
-        report.write_section(markdown, title, report.as_markdown(rows, title, circumstances))
+        write_section(markdown, f"quality of {title}", report.as_markdown(rows, title, circumstances))
     if as_json:
         print_json(report.as_json(rows))
     else:

@@ -1,4 +1,4 @@
-"""``microscale report``: what this card does, in two files for us."""
+"""``microscale report``: results of this card, in two files to send."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from microscale.errors import BadSetting
 
 def report(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The JSON file; the page is next to it as .md.")
+        Path, typer.Option("-o", "--output", help="The JSON file. A page with the suffix .md goes next to it.")
     ] = Path("microscale-report.json"),
     gpu: Annotated[
-        str | None, typer.Option(help="Without a GPU: execute this card's kernels on the CPU; nothing is timed.")
+        str | None,
+        typer.Option(help="On a machine without a GPU: execute this card's kernels on the CPU, without timing."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Execute as few cases as start every kernel function.")
+        bool, typer.Option("--quick", help="Execute only a few cases that cover every kernel function.")
     ] = False,
-    op: Annotated[str | None, typer.Option(help="Execute the kernels of these ops only, with commas.")] = None,
+    op: Annotated[str | None, typer.Option(help="Execute only the kernels of these ops (comma-separated).")] = None,
     adopt: Annotated[
-        Path | None, typer.Option(help="Take a report that was sent: write its rows into the package.")
+        Path | None, typer.Option(help="Write the rows of a report that was sent into the package.")
     ] = None,
     directory: Annotated[Path | None, typer.Option(help="--adopt: write here instead of into the package.")] = None,
-    readme: Annotated[Path | None, typer.Option(help="--adopt: put the card into this page's table.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="--adopt: add the card to this page's table.")] = None,
 ) -> None:
-    """Check and time every kernel on this machine's GPU, and write what was found for us to read.
+    """Check and time every kernel on this machine's GPU, and write a report to send to the developers.
 
-    About twenty minutes on a GPU. The files hold no names, paths or serial numbers: read them before you send them.
+    About twenty minutes on a GPU. The files contain no names, paths or serial numbers. Read them before you send them.
     """
     from microscale import hardware
     from microscale_lab.report import adopt as adoption
@@ -51,7 +52,7 @@ def report(
         raise BadSetting("There is no GPU here; --gpu NAME executes a card's kernels on the CPU, and times nothing.")
     if not here.is_cpu and gpu is not None:
         raise BadSetting(f"--gpu is for machines without a GPU, and this one has {here.name}.")
-    asked = card_report.Asked(
+    asked = card_report.ReportScope(
         gpu=here if gpu is None else hardware.known(gpu),
         on_gpu=gpu is None,
         quick=quick,

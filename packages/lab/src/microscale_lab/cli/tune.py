@@ -15,12 +15,13 @@ def tune(
     kernels: Annotated[
         str | None,
         typer.Option(
-            help="Only these, with commas: grouped_gemm, attention, split_kv, small_batch_experts, experts_with_mlp,"
-            " small_batch_dense, thresholds."
+            help="Only these (comma-separated): grouped_gemm, attention, split_kv, small_batch_experts,"
+            " experts_with_mlp, small_batch_dense, thresholds."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option(help="A few tiles of a few cases, in two or three minutes: whether tuning works here.")
+        bool,
+        typer.Option(help="Try a few tiles of a few cases, in two or three minutes, to see whether tuning works here."),
     ] = False,
     directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
 ) -> None:

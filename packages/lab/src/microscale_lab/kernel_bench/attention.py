@@ -1,7 +1,7 @@
 """``microscale bench kernels attention``: one attention layer over paged KV, decode and prefill.
 
 Each row is checked against the float32 reference before it is timed. A graph holds several layers, each with pages of
-its own in random order, so that nothing is read from L2 and the replay itself does not count. Beside it stands torch's
+its own in random order, so that nothing is read from L2 and the replay itself does not count. Next to it is torch's
 SDPA on contiguous keys and values, without sinks, where it can do the same work: bf16 and no window.
 """
 
@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
 from microscale_lab.calls import run_attention
-from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import PAGE_SIZE, layer_spec
-from microscale_lab.kernel_bench.rows import Row, check, row
-from microscale_lab.kernel_bench.timing import GIB, Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import GIB, Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def spec_of(layer: Layer) -> AttentionSpec:
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionInput:
     """``sequences`` sequences with ``new`` new tokens each, after which their context is ``context``."""
 
     layer: Layer
@@ -77,34 +75,34 @@ class Case:
 
 
 CASES = (
-    *(Case(SINKS_FULL, n, 8192) for n in (1, 8, 64)),
-    *(Case(SINKS_FULL, n, 131072) for n in (1, 8)),
-    Case(SINKS_FULL, 1, 1024),
-    Case(SINKS_FULL, 8, 8192, fp8=True),
-    *(Case(SINKS_FULL, n, 8192, new=new, verify=True) for n in (1, 8) for new in (2, 4, 8)),
-    *(Case(SINKS_SLIDING, 8, context) for context in (4096, 131072)),
-    *(Case(SINKS_FULL, 1, n, new=n) for n in (2048, 8192)),
-    Case(SINKS_SLIDING, 1, 8192, new=8192),
-    Case(WIDE_FULL, 8, 8192),
-    Case(WIDE_SLIDING, 8, 8192),
-    Case(WIDE_FULL, 1, 8192, new=8192),
+    *(AttentionInput(SINKS_FULL, n, 8192) for n in (1, 8, 64)),
+    *(AttentionInput(SINKS_FULL, n, 131072) for n in (1, 8)),
+    AttentionInput(SINKS_FULL, 1, 1024),
+    AttentionInput(SINKS_FULL, 8, 8192, fp8=True),
+    *(AttentionInput(SINKS_FULL, n, 8192, new=new, verify=True) for n in (1, 8) for new in (2, 4, 8)),
+    *(AttentionInput(SINKS_SLIDING, 8, context) for context in (4096, 131072)),
+    *(AttentionInput(SINKS_FULL, 1, n, new=n) for n in (2048, 8192)),
+    AttentionInput(SINKS_SLIDING, 1, 8192, new=8192),
+    AttentionInput(WIDE_FULL, 8, 8192),
+    AttentionInput(WIDE_SLIDING, 8, 8192),
+    AttentionInput(WIDE_FULL, 1, 8192, new=8192),
 )
 
 
-def visible_pairs(case: Case) -> int:
+def visible_pairs(case: AttentionInput) -> int:
     """Pairs of a new token and a position that it sees, over all sequences."""
     window = case.spec.window or case.context
     first = case.context - case.new
     return case.sequences * sum(min(position + 1, window) for position in range(first, case.context))
 
 
-def read_positions(case: Case) -> int:
+def read_positions(case: AttentionInput) -> int:
     """Positions of the cache that must be read, over all sequences."""
     window = case.spec.window or case.context
     return case.sequences * min(case.context, case.new - 1 + window)
 
 
-def count(case: Case) -> tuple[int, int]:
+def count(case: AttentionInput) -> tuple[int, int]:
     """Bytes and operations: keys and values once, queries and outputs; scores and the weighted sum."""
     heads = case.spec
     kv = 2 * read_positions(case) * heads.num_kv_heads * heads.head_dim * (1 if case.fp8 else 2)
@@ -112,7 +110,7 @@ def count(case: Case) -> tuple[int, int]:
     return kv + rows, 4 * visible_pairs(case) * heads.num_heads * heads.head_dim
 
 
-def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> AttentionBatch:
+def make_batch(case: AttentionInput, generator: torch.Generator, device: str = "cuda") -> AttentionBatch:
     """Pages in random order; sequences share none."""
     pages = -(-case.context // PAGE_SIZE)
     order = torch.randperm(case.sequences * pages, generator=generator, device=device).int()
@@ -121,7 +119,7 @@ def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> 
     return AttentionBatch(starts, lens, order.view(case.sequences, pages), case.new, case.verify)
 
 
-def make_kv(case: Case, generator: torch.Generator, device: str = "cuda") -> PagedKv:
+def make_kv(case: AttentionInput, generator: torch.Generator, device: str = "cuda") -> PagedKv:
     heads = case.spec
     pages = case.sequences * -(-case.context // PAGE_SIZE)
     shape = (pages, heads.num_kv_heads, PAGE_SIZE, heads.head_dim)
@@ -153,18 +151,16 @@ def rms_error(out: Tensor, q: Tensor, kv: PagedKv, batch: AttentionBatch, spec: 
     return worst
 
 
-def run(cases: Sequence[Case] = CASES, repeats: int = 20) -> Iterator[Row]:
+def run(cases: Sequence[AttentionInput] = CASES, repeats: int = 20) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for case in cases:
         yield measure(case, gpu, ceilings, repeats)
         torch.cuda.empty_cache()
 
 
-def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
+def measure(case: AttentionInput, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> KernelRow:
     """One row, checked and timed."""
     generator = torch.Generator("cuda").manual_seed(0)
     spec = case.spec
@@ -194,7 +190,7 @@ def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
     return replace(found, launched=launched[0])
 
 
-def sdpa_us(case: Case, spec: AttentionSpec, layers: int, repeats: int) -> float:
+def sdpa_us(case: AttentionInput, spec: AttentionSpec, layers: int, repeats: int) -> float:
     """The same sizes through torch: keys and values of a sequence lie together, and there are no sinks."""
     shape = (case.sequences, spec.num_kv_heads, case.context, spec.head_dim)
     q = torch.randn(case.sequences, spec.num_heads, case.new, spec.head_dim, device="cuda", dtype=torch.bfloat16)

@@ -1,6 +1,6 @@
 """``microscale bench kernels dense``: gpt-oss's dense layers in every weight format, from one token to a prefill chunk.
 
-Each row is checked against the float32 reference on a sample of tokens before it is timed. Weights rotate over so many
+Each row is checked against the float32 reference on a sample of tokens before it is timed. Weights rotate over enough
 layers that none is read from L2. Times are of CUDA-graph replays; ``torch`` is cuBLAS on bf16 weights.
 """
 
@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.errors import Unsupported
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.dense import small_batch, unpack
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.reference import dense
@@ -26,9 +25,8 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
 from microscale.planning import registry
 from microscale_lab.calls import run_dense, run_logits
-from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import Row, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 TOKENS = (1, 2, 4, 8, 16, 64, 512, 4096)
@@ -41,7 +39,7 @@ RMS_TOLERANCE = 2.3e-3
 
 
 @dataclass(frozen=True)
-class Shape:
+class DenseShape:
     """One matrix: outputs and inputs per token."""
 
     name: str
@@ -51,19 +49,17 @@ class Shape:
     """An lm_head gives float32 logits with their blocks, and has no bias."""
 
 
-SHAPES = (Shape("qkv", 5120, 2880), Shape("o", 2880, 4096), Shape("lm_head", 201088, 2880, is_head=True))
+SHAPES = (DenseShape("qkv", 5120, 2880), DenseShape("o", 2880, 4096), DenseShape("lm_head", 201088, 2880, is_head=True))
 
 
 def run(
     tokens: Sequence[int] = TOKENS,
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[DenseShape] = SHAPES,
     formats: Sequence[str] = WEIGHT_FORMATS,
     repeats: int = 20,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for shape in shapes:
         for weight_format in formats:
@@ -72,18 +68,13 @@ def run(
                 torch.cuda.empty_cache()
 
 
-def streamed_gbs() -> float:
-    """What our kernel of one token's lm_head in bf16 reads: 1.2 GB, so its launch is a hundredth of it."""
-    return next(run((1,), [shape for shape in SHAPES if shape.is_head], ("bf16",))).gbs
-
-
 def _implementations(weight_format: str) -> list[DenseOp[Any]]:
     """Ours for the format, and for bf16 cuBLAS as the oracle may choose it."""
     names = ["triton_bf16", "dequantized"] if weight_format == "bf16" else [f"triton_{weight_format}"]
     return [registry.dense(name) for name in names]
 
 
-def random_weights(shape: Shape, weight_format: str, generator: torch.Generator) -> DenseWeights:
+def random_weights(shape: DenseShape, weight_format: str, generator: torch.Generator) -> DenseWeights:
     """Weights of about unit gain with a bias: every code is as likely as any other."""
     rows, columns = shape.rows, shape.columns
     device = generator.device
@@ -109,14 +100,14 @@ def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
 
 
 def _measure(
-    shape: Shape,
+    shape: DenseShape,
     weight_format: str,
     implementation: DenseOp[Any],
     tokens: Sequence[int],
     repeats: int,
     gpu: Gpu,
     ceilings: Ceilings,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     generator = torch.Generator("cuda").manual_seed(shape.rows)
 
     def spec_of(count: int) -> DenseSpec:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from microscale.errors import BadSetting
 from microscale.kernels.op import Activations
 from microscale_lab.kernel_bench import attention, dense, moe, sampling, small
-from microscale_lab.kernel_bench.rows import Row
+from microscale_lab.kernel_bench.rows import KernelRow
 
 
 class KernelBench(StrEnum):
@@ -26,7 +26,7 @@ def run(
     model: str | None = None,
     tokens: Sequence[int] | None = None,
     activations: Activations = Activations.BF16,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """The rows of an op, as they are measured. An option that the op does not know is refused."""
     if op is not KernelBench.MOE and (model is not None or activations is not Activations.BF16):
         raise BadSetting(f"--model and --activations belong to `bench kernels moe`, not to {op}.")

@@ -15,7 +15,7 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
 from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
@@ -23,9 +23,8 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale_lab.calls import run_moe
-from microscale_lab.kernel_bench.launched import counting
-from microscale_lab.kernel_bench.rows import Row, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 from microscale_lab.predict.measured_as import path_name
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ RMS_TOLERANCE = {Activations.BF16: 4.8e-3, Activations.MXFP8: 5e-2}
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """The expert layer of a known model."""
 
     num_experts: int
@@ -57,9 +56,9 @@ class Layer:
 _SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 _GELU = Gate(GateKind.GELU_TANH, interleaved=False)
 LAYERS = {
-    "gpt-oss-120b": Layer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
-    "gpt-oss-20b": Layer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
-    "gemma-4-26b-a4b": Layer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
+    "gpt-oss-120b": ExpertLayer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gpt-oss-20b": ExpertLayer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gemma-4-26b-a4b": ExpertLayer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
 }
 _IMPLEMENTATIONS: dict[tuple[str, Activations], TritonW4A16 | BlockScaledMoe] = {
     ("mxfp4", Activations.BF16): TritonW4A16(),
@@ -84,7 +83,7 @@ def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generat
     return BlockScaled(random_bytes(0, high, k * fmt.bits // 8), random_bytes(117, 121, k // 32), fmt)
 
 
-def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
+def random_experts(layer: ExpertLayer, generator: torch.Generator) -> MoeWeights:
     experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
 
     def bias(rows: int) -> Tensor | None:
@@ -97,7 +96,7 @@ def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
     return MoeWeights(gate_up, down, bias(2 * units), bias(hidden))
 
 
-def random_tokens(layer: Layer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
+def random_tokens(layer: ExpertLayer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
     logits = torch.randn(tokens, layer.num_experts, device=generator.device, generator=generator)
     values, ids = logits.topk(layer.top_k, dim=-1)
     x = torch.randn(tokens, layer.hidden, device=generator.device, generator=generator).bfloat16()
@@ -118,11 +117,9 @@ def run(
     activations: Activations = Activations.BF16,
     num_layers: int = 5,
     repeats: int = 20,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     if model not in LAYERS:
         raise Unsupported(f"Unknown expert layer {model!r}; known are {', '.join(LAYERS)}.")
     layer = LAYERS[model]
@@ -142,7 +139,7 @@ def run(
 
 def _measure(
     model: str,
-    layer: Layer,
+    layer: ExpertLayer,
     spec: MoeSpec,
     packed: list[PackedExperts],
     inputs: list[tuple[Tensor, Routing]],
@@ -150,7 +147,7 @@ def _measure(
     ceilings: Ceilings,
     repeats: int,
     gpu: Gpu,
-) -> Row:
+) -> KernelRow:
     implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
     x, routing = inputs[0]
     case = f"{model}, {spec.tokens} tokens"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from microscale.errors import MicroscaleError
+from microscale.kernels.launch import Launch, taken_by
 from microscale_lab.kernel_bench.timing import Ceilings
 
 
@@ -14,7 +17,7 @@ class WrongResult(MicroscaleError):
 
 
 @dataclass(frozen=True)
-class Launched:
+class StartedKernels:
     """What one call starts."""
 
     path: str = ""
@@ -26,7 +29,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One measured case: what ran, how long it took, and how far that is from the card's own ceilings."""
 
     op: str
@@ -43,7 +46,7 @@ class Row:
     """The matrix units whose ceiling it is held against."""
     other_us: float | None = None
     """The same work through torch (cuBLAS, SDPA), where torch can do it."""
-    launched: Launched = Launched()
+    launched: StartedKernels = StartedKernels()
 
 
 def row(
@@ -57,12 +60,14 @@ def row(
     rms_error: float,
     other_us: float | None = None,
     unit: str = "bf16",
-) -> Row:
+) -> KernelRow:
     """A row from what was counted (bytes, operations) and measured."""
     floor = ceilings.floor_us(num_bytes, flops, unit)
     memory_bound = floor > ceilings.floor_us(0, flops, unit)
     rates = (num_bytes / us / 1e3, flops / us / 1e6)
-    return Row(op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, unit, other_us)
+    return KernelRow(
+        op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, unit, other_us
+    )
 
 
 def check(name: str, case: str, gpu_name: str, error: float, allowed: float) -> None:
@@ -71,7 +76,7 @@ def check(name: str, case: str, gpu_name: str, error: float, allowed: float) -> 
         raise WrongResult(f"{name} is off by {error:.1e} (allowed {allowed:.1e}) for {case} on {gpu_name}.")
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[KernelRow]) -> str:
     """The rows as text: GB/s where memory is the limit, TFLOP/s where arithmetic is."""
     width = max((len(r.case) for r in rows), default=4)
     lines = [f"{'case':<{width}} {'us':>9} {'floor':>8} {'rate':>14} {'of ceiling':>11} {'torch us':>9} {'error':>9}"]
@@ -83,5 +88,20 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[KernelRow]) -> list[dict[str, object]]:
     return [asdict(r) for r in rows]
+
+
+@contextmanager
+def counting(path: str) -> Iterator[list[StartedKernels]]:
+    """Inside, kernels start as usual. Afterwards the list holds what was started, by the path of this name."""
+    grids: list[int] = []
+    found: list[StartedKernels] = []
+
+    def count(started: Launch) -> bool:
+        grids.append(math.prod(started.grid))
+        return True
+
+    with taken_by(count):
+        yield found
+    found.append(StartedKernels(path, len(grids), max(grids, default=0)))

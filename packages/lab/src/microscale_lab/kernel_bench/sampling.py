@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling import reference
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.cost import history_bytes, logit_bytes
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, Sampled, SamplingBatch, SamplingSpec
 from microscale_lab.calls import run_sampling
-from microscale_lab.kernel_bench.rows import Row, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +35,7 @@ LOGPROB_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Case:
+class SamplingWork:
     """How all rows of a batch are sampled."""
 
     name: str
@@ -52,15 +51,15 @@ class Case:
 
 
 CASES = (
-    Case("greedy, lm_head's blocks", blocks=True),
-    Case("greedy"),
-    Case("greedy, 20 logprobs", top_logprobs=20),
-    Case("temperature", temperature=1.0),
-    Case("top-k 40", temperature=1.0, top_k=40),
-    Case("top-p 0.9", temperature=1.0, top_p=0.9),
-    Case("top-p 0.9, flat", temperature=1.0, top_p=0.9, spread=1.0),
-    Case("top-k 64, top-p 0.95", temperature=1.0, top_k=64, top_p=0.95),
-    Case("all penalties", temperature=1.0, penalties=True),
+    SamplingWork("greedy, lm_head's blocks", blocks=True),
+    SamplingWork("greedy"),
+    SamplingWork("greedy, 20 logprobs", top_logprobs=20),
+    SamplingWork("temperature", temperature=1.0),
+    SamplingWork("top-k 40", temperature=1.0, top_k=40),
+    SamplingWork("top-p 0.9", temperature=1.0, top_p=0.9),
+    SamplingWork("top-p 0.9, flat", temperature=1.0, top_p=0.9, spread=1.0),
+    SamplingWork("top-k 64, top-p 0.95", temperature=1.0, top_k=64, top_p=0.95),
+    SamplingWork("all penalties", temperature=1.0, penalties=True),
 )
 
 
@@ -68,7 +67,7 @@ CASES = (
 class _Work:
     """One case on the device."""
 
-    case: Case
+    case: SamplingWork
     spec: SamplingSpec
     logits: Tensor
     batch: SamplingBatch
@@ -112,7 +111,7 @@ def _blocks(logits: Tensor) -> Logits:
     return Logits(logits, top, argmax.int(), (parts - top[..., None]).exp().sum(-1), LM_HEAD_BLOCK)
 
 
-def _work(case: Case, tokens: int, vocab: int, generator: torch.Generator) -> _Work:
+def _work(case: SamplingWork, tokens: int, vocab: int, generator: torch.Generator) -> _Work:
     logits = torch.randn(tokens, vocab, device="cuda", generator=generator) * case.spread
 
     def same(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -148,12 +147,10 @@ def _logprob_error(work: _Work, got: Sampled) -> float:
 
 
 def run(
-    vocabularies: Sequence[int] = VOCABULARIES, tokens: Sequence[int] = TOKENS, cases: Sequence[Case] = CASES
-) -> Iterator[Row]:
+    vocabularies: Sequence[int] = VOCABULARIES, tokens: Sequence[int] = TOKENS, cases: Sequence[SamplingWork] = CASES
+) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     generator = torch.Generator("cuda").manual_seed(0)
     for vocab in vocabularies:
@@ -162,7 +159,7 @@ def run(
                 yield _measure(_work(case, count, vocab, generator), gpu, ceilings)
 
 
-def _measure(work: _Work, gpu: Gpu, ceilings: Ceilings) -> Row:
+def _measure(work: _Work, gpu: Gpu, ceilings: Ceilings) -> KernelRow:
     op, spec = TritonSampling(), work.spec
     name = f"{work.case.name}, vocab {spec.vocab}, batch {spec.tokens}"
     history = work.batch.history

@@ -1,8 +1,8 @@
 """``microscale bench kernels small``: norms, rotation with KV write, router and gates at a range of token counts.
 
 Each op is checked against its reference before it is timed. A graph holds the op many times over, on tensors of its
-own each time, so that the replay itself does not count. Beside it stands the same work through torch, where that is a
-few calls.
+own each time, so that the replay itself does not count. The same work through torch is timed
+next to it, where that is a few calls.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from microscale.errors import Unsupported
-from microscale.hardware import Gpu, detect
+from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.moe.spec import MoeSpec
@@ -25,10 +24,9 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpe
 from microscale.planning.bound import Small
 from microscale.planning.ops import MLP_RUN
 from microscale_lab.calls import bind_small
-from microscale_lab.kernel_bench.launched import counting
 from microscale_lab.kernel_bench.layers import layer_spec
-from microscale_lab.kernel_bench.rows import Row, check, row
-from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+from microscale_lab.kernel_bench.rows import KernelRow, check, counting, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings, present_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +45,7 @@ NORMED = ("gemma-4-26b-a4b", "small.full")
 
 
 @dataclass(frozen=True)
-class Work:
+class SmallWork:
     """One op on inputs of its own: what ours and the reference compute, what torch takes, and the bytes."""
 
     name: str
@@ -65,7 +63,7 @@ def _spec(layer: tuple[str, str], tokens: int) -> SmallSpec:
     return replace(layer_spec(*layer, SmallSpec), tokens=tokens)
 
 
-def add_rms_norm(tokens: int) -> Work:
+def add_rms_norm(tokens: int) -> SmallWork:
     spec = _spec(PLAIN, tokens)
     x, residual, weight = _normal(tokens, spec.hidden), _normal(tokens, spec.hidden), _normal(spec.hidden)
 
@@ -73,10 +71,12 @@ def add_rms_norm(tokens: int) -> Work:
         return F.rms_norm(x + residual, (spec.hidden,), weight, EPSILON)
 
     num_bytes = cost.add_rms_norm(spec)
-    return Work("add_rms_norm", spec, lambda o: o.add_rms_norm(x, residual, weight, EPSILON)[0], by_torch, num_bytes)
+    return SmallWork(
+        "add_rms_norm", spec, lambda o: o.add_rms_norm(x, residual, weight, EPSILON)[0], by_torch, num_bytes
+    )
 
 
-def add_norm_route(tokens: int) -> Work:
+def add_norm_route(tokens: int) -> SmallWork:
     spec = _spec(PLAIN, tokens)
     x, residual, weight = _normal(tokens, spec.hidden), _normal(tokens, spec.hidden), _normal(spec.hidden)
     router = Router(_normal(spec.num_experts, spec.hidden) * spec.hidden**-0.5, _normal(spec.num_experts))
@@ -88,10 +88,10 @@ def add_norm_route(tokens: int) -> Work:
     def run(ops: Small) -> Tensor:
         return ops.add_norm_route(x, residual, weight, EPSILON, router, spec.top_k)[0]
 
-    return Work("add_norm_route", spec, run, by_torch, cost.add_norm_route(spec))
+    return SmallWork("add_norm_route", spec, run, by_torch, cost.add_norm_route(spec))
 
 
-def _heads(spec: SmallSpec, norms: HeadNorms | None, shared: bool) -> Work:
+def _heads(spec: SmallSpec, norms: HeadNorms | None, shared: bool) -> SmallWork:
     tokens = spec.tokens
     total = spec.num_heads + (1 if shared else 2) * spec.num_kv_heads
     qkv = _normal(tokens, total, spec.head_dim)
@@ -106,19 +106,19 @@ def _heads(spec: SmallSpec, norms: HeadNorms | None, shared: bool) -> Work:
         return ops.rope_and_write_kv(qkv, spec.num_heads, positions, table, kv, slots, norms)
 
     name = "rope_and_write_kv" + ("" if norms is None else ", normed, K = V")
-    return Work(name, spec, run, None, cost.rope_and_write_kv(spec))
+    return SmallWork(name, spec, run, None, cost.rope_and_write_kv(spec))
 
 
-def heads(tokens: int) -> Work:
+def heads(tokens: int) -> SmallWork:
     return _heads(_spec(PLAIN, tokens), None, shared=False)
 
 
-def normed_heads(tokens: int) -> Work:
+def normed_heads(tokens: int) -> SmallWork:
     spec = _spec(NORMED, tokens)
     return _heads(spec, HeadNorms(_normal(spec.head_dim), _normal(spec.head_dim), EPSILON), shared=True)
 
 
-def gated(tokens: int) -> Work:
+def gated(tokens: int) -> SmallWork:
     model, _ = NORMED
     units = layer_spec(model, "mlp.down", DenseSpec).columns
     x = _normal(tokens, 2 * units)
@@ -131,17 +131,15 @@ def gated(tokens: int) -> Work:
 
     spec = _spec(NORMED, tokens)
     num_bytes = cost.gated(spec, units)
-    return Work("gated, gelu", spec, lambda ops: ops.gated(x, gate), by_torch, num_bytes)
+    return SmallWork("gated, gelu", spec, lambda ops: ops.gated(x, gate), by_torch, num_bytes)
 
 
 WORK = (add_rms_norm, add_norm_route, heads, normed_heads, gated)
 
 
-def run(tokens: Sequence[int] = TOKENS, repeats: int = 20) -> Iterator[Row]:
+def run(tokens: Sequence[int] = TOKENS, repeats: int = 20) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
-    gpu = detect()
-    if gpu.is_cpu:
-        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    gpu = present_gpu()
     ceilings = measure_ceilings()
     for make in WORK:
         for number in tokens:
@@ -149,7 +147,7 @@ def run(tokens: Sequence[int] = TOKENS, repeats: int = 20) -> Iterator[Row]:
             yield measure([make(number) for _ in range(COPIES)], number, gpu, ceilings, repeats)
 
 
-def measure(work: Sequence[Work], tokens: int, gpu: Gpu, ceilings: Ceilings, repeats: int) -> Row:
+def measure(work: Sequence[SmallWork], tokens: int, gpu: Gpu, ceilings: Ceilings, repeats: int) -> KernelRow:
     """One row, checked and timed over all copies of the work."""
     first, entry = work[0], TritonSmall(gpu)
     ops = bind_small(entry, first.spec, gpu)

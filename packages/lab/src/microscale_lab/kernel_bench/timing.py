@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu, detect
+
 GIB = 1 << 30
 
 
@@ -53,21 +56,25 @@ class Ceilings:
         return max(num_bytes / (self.read_gbs * 1e3), flops / (tflops * 1e6))
 
 
+def present_gpu() -> Gpu:
+    """This machine's GPU; refuses a machine without one."""
+    gpu = detect()
+    if gpu.is_cpu:
+        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    return gpu
+
+
 def measure_ceilings(read_bytes: int = 2 * GIB, size: int = 8192) -> Ceilings:
     """The best of many tries: medians of the same reading on one H200 were 4.4 and 3.9 TB/s within a minute."""
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     flops = 2 * size**3
+    # A maximum reads everything once and writes next to nothing.
+    read_us = graph_us(torch.empty(read_bytes // 4, dtype=torch.int32, device="cuda").random_().amax, pick=min)
     return Ceilings(
-        measure_read(read_bytes),
+        read_bytes / read_us / 1e3,
         flops / graph_us(lambda: a @ b, pick=min) / 1e6,
         _fp8_tflops(a, b.T.contiguous(), flops),
     )
-
-
-def measure_read(read_bytes: int = 2 * GIB) -> float:
-    """GB/s. A maximum reads everything once and writes next to nothing."""
-    us = graph_us(torch.empty(read_bytes // 4, dtype=torch.int32, device="cuda").random_().amax, pick=min)
-    return read_bytes / us / 1e3
 
 
 def _fp8_tflops(a: torch.Tensor, b: torch.Tensor, flops: int) -> float | None:

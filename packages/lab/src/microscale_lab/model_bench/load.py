@@ -1,4 +1,4 @@
-"""``microscale bench load``: how fast a checkpoint becomes a model, beside the same files read raw.
+"""``microscale bench load``: how fast a checkpoint loads, next to a raw read of the same files.
 
 Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``DiskReads``,
 such as ``2 x 8 MiB``: ``in flight`` reads the files like that, each thread into one place; ``buffers`` is the loader's
@@ -41,7 +41,7 @@ CHECKED = 16
 
 
 @dataclass(frozen=True)
-class Row:
+class LoadRow:
     """One way to read the checkpoint: medians, and the most memory of all runs."""
 
     what: str
@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
+class LoadResult:
     """All rows, and what their memory is to be held against."""
 
     num_bytes: int
@@ -64,11 +64,11 @@ class Result:
     resident_before: int
     weights_on_host: int
     """What the model's weights take of this process by themselves."""
-    rows: tuple[Row, ...]
+    rows: tuple[LoadRow, ...]
 
     @property
     def beside_weights(self) -> int:
-        """Most that a load took of this process, beside the weights that stay in it."""
+        """Peak memory of a load in this process, without the weights that stay in it."""
         return self.rows[-1].peak_resident - self.weights_on_host
 
 
@@ -100,7 +100,7 @@ class OnlyBuffers:
         self._buffers_of.close()
 
 
-def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[DiskReads] = ()) -> Result:
+def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[DiskReads] = ()) -> LoadResult:
     """Measure; ``BadSetting`` for a model without files. ``ways_to_read``: a load's own without."""
     weights = prepared.weights
     if not isinstance(weights, FromCheckpoint):
@@ -138,25 +138,25 @@ def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[DiskReads] = ()
             memory[what] = (max(peak, memory[what][0]), max(growth, memory[what][1]))
     medians = {what: statistics.median(times) for what, times in seconds.items()}
     rows = (
-        Row(what, taken, num_bytes / taken / 1e9, medians["raw"] / taken, *memory[what])
+        LoadRow(what, taken, num_bytes / taken / 1e9, medians["raw"] / taken, *memory[what])
         for what, taken in medians.items()
     )
     on_host = sum(prepared.memory.weights.values()) if prepared.device.type == "cpu" else 0
-    return Result(num_bytes, before, on_host, tuple(rows))
+    return LoadResult(num_bytes, before, on_host, tuple(rows))
 
 
-def table(result: Result) -> str:
+def table(result: LoadResult) -> str:
     lines = [f"{'':22} {'seconds':>8} {'GB/s':>6} {'of raw':>7} {'resident GiB':>13} {'page cache + GiB':>17}"]
     lines += [
         f"{row.what:22} {row.seconds:8.2f} {row.gbs:6.2f} {100 * row.share_of_raw:6.0f}% "
         f"{row.peak_resident / GIB:13.2f} {row.page_cache_growth / GIB:17.2f}"
         for row in result.rows
     ]
-    beside = f"{result.beside_weights / GIB:.2f} GiB resident beside the weights"
-    return "\n".join([*lines, f"{result.num_bytes / 1e9:.2f} GB of files; {beside} at the most."])
+    extra = f"{result.beside_weights / GIB:.2f} GiB resident without the weights"
+    return "\n".join([*lines, f"{result.num_bytes / 1e9:.2f} GB of files; peak {extra}."])
 
 
-def as_json(result: Result) -> dict[str, object]:
+def as_json(result: LoadResult) -> dict[str, object]:
     return asdict(result) | {"beside_weights": result.beside_weights}
 
 

@@ -49,7 +49,7 @@ STEPS = 8
 
 
 class Ranged:
-    """A bound op whose calls stand in a named range."""
+    """A bound op whose calls run inside a named range."""
 
     def __init__(self, inner: Any, name: str, methods: dict[str, str] | None = None) -> None:
         self._inner = inner
@@ -89,7 +89,7 @@ def name_parts(model: AnyModel) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """One line: what a part takes in one step, and the least that its work could take on this card."""
 
     name: str
@@ -104,7 +104,7 @@ class Profile:
     work: str
     total_us: float
     """The step as the engine runs it, without a profiler; on a CPU with it."""
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
 
 
 def run(
@@ -220,7 +220,7 @@ def _profile(
     """Largest first, the gaps last."""
     whole = sum(spent.values())
     order = sorted(spent, key=lambda name: (name in (LAUNCH_GAP, HOST_GAP), -spent[name]))
-    parts = [Part(name, spent[name], spent[name] / whole, floors.get(name), counts.get(name, 0)) for name in order]
+    parts = [StepPart(name, spent[name], spent[name] / whole, floors.get(name), counts.get(name, 0)) for name in order]
     return Profile(work, total, tuple(parts))
 
 

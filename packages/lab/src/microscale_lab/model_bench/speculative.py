@@ -43,7 +43,7 @@ from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 from microscale.planning.plan import Setup
 from microscale_lab.model_bench.chosen import ChosenStep, RecordingSpeculation
-from microscale_lab.model_bench.speculative_table import LENGTHS, Row
+from microscale_lab.model_bench.speculative_table import LENGTHS, DraftRow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftBenchPlan:
     """What is measured."""
 
     acceptance: float
@@ -158,7 +158,7 @@ _Accepted: TypeAlias = "tuple[list[int], Tensor]"
 
 
 class _ByChance(Sampler):
-    """Draws as ever, and accepts drafts by chance. Nothing but a bench may do that: the tokens are not the model's."""
+    """Draws as usual, and accepts drafts at random. Only a benchmark may do that: the tokens are not the model's."""
 
     def __init__(self, *given: Any, acceptance: float) -> None:
         super().__init__(*given)
@@ -180,7 +180,7 @@ class _ByChance(Sampler):
         return self._counts_of[drawn.reading]
 
     def _choose(self, lengths: Sequence[int], steps: int) -> list[_Accepted]:
-        """For so many steps, which a server would find among its tokens: a copy to the device is none of its costs."""
+        """Choose for several steps at once: a server finds this among its tokens, and copies nothing to the device."""
         counts = [[self._count(length) for length in lengths] for _ in range(steps)]
         return list(zip(counts, self._layouts.to_device(torch.tensor(counts)), strict=True))
 
@@ -200,11 +200,11 @@ class _ByChance(Sampler):
 
 
 @dataclass(frozen=True)
-class Head:
+class BenchHead:
     """A drafter that is a model."""
 
     make: Callable[[int], Drafter]
-    """For an engine of its own, with drafts of up to so many tokens."""
+    """Make it for an engine of its own, given the maximum length of a draft."""
     costs: DraftCosts
 
 
@@ -212,7 +212,13 @@ class _Batch:
     """So many sequences in an engine of their own, measured with one number of drafts after the other."""
 
     def __init__(
-        self, model: AnyModel, shape: Outline, setup: Setup, plan: Plan, sequences: int, head: Head | None = None
+        self,
+        model: AnyModel,
+        shape: Outline,
+        setup: Setup,
+        plan: DraftBenchPlan,
+        sequences: int,
+        head: BenchHead | None = None,
     ) -> None:
         self._model = model
         self._plan = plan
@@ -225,7 +231,7 @@ class _Batch:
         self._without = self._engine if head is None else self._new_engine(self._set, None)
         """Where nothing is drafted: without the head, which runs behind every step."""
 
-    def _new_engine(self, rule: Length, head: Head | None) -> Engine:
+    def _new_engine(self, rule: Length, head: BenchHead | None) -> Engine:
         model, plan, count = self._model, self._plan, self._sequences
         size = model.page_size
         budget = max(STEP_TOKENS, count * (1 + plan.most))
@@ -323,8 +329,13 @@ class _Batch:
 
 
 def run(
-    model: AnyModel, shape: Outline, setup: Setup, plan: Plan, batches: Sequence[int], head: Head | None = None
-) -> Iterator[Row]:
+    model: AnyModel,
+    shape: Outline,
+    setup: Setup,
+    plan: DraftBenchPlan,
+    batches: Sequence[int],
+    head: BenchHead | None = None,
+) -> Iterator[DraftRow]:
     """Rows, when all of a number of sequences are measured."""
     gc.collect()
     gc.freeze()
@@ -345,15 +356,20 @@ def _number(drafts: int | str) -> int:
 
 
 def _row(
-    plan: Plan, sequences: int, drafts: int | str, measured: _Measured, alone: float | None, known: DraftedStep | None
-) -> Row:
+    plan: DraftBenchPlan,
+    sequences: int,
+    drafts: int | str,
+    measured: _Measured,
+    alone: float | None,
+    known: DraftedStep | None,
+) -> DraftRow:
     # The mean that the acceptance stands for, not what chance made of a few steps.
     seconds, steps = measured.seconds, () if isinstance(drafts, int) else measured.steps
     kept = [step for step in steps if step.counts]
     chosen = sum(step.tokens(plan.acceptance) for step in kept) / max(len(kept), 1) / sequences
     each = tokens_of(plan.acceptance, drafts) if isinstance(drafts, int) else chosen
     at = {f"{n:g}": sequences * n / seconds if n <= _number(drafts) + 1 else None for n in LENGTHS}
-    return Row(
+    return DraftRow(
         sequences, drafts, seconds * 1e3, None if alone is None else seconds / alone,
         None if known is None else known.us / 1e3,
         None if known is None else known.experts, each, sequences * each / seconds, at, measured.drafts, steps,

@@ -12,7 +12,7 @@ LENGTHS = (2.0, 2.5, 3.0)
 
 
 @dataclass(frozen=True)
-class Row:
+class DraftRow:
     sequences: int
     drafts: int | str
     step_ms: float
@@ -37,9 +37,9 @@ class Row:
         return shares([step for step in self.steps if step.counts])
 
 
-def best(rows: Sequence[Row]) -> dict[int, Row]:
+def best(rows: Sequence[DraftRow]) -> dict[int, DraftRow]:
     """Of each number of sequences, the fixed number of drafts that gives most tokens a second."""
-    found: dict[int, Row] = {}
+    found: dict[int, DraftRow] = {}
     for row in rows:
         kept = found.get(row.sequences)
         if isinstance(row.drafts, int) and (kept is None or row.tok_s > kept.tok_s):
@@ -52,7 +52,7 @@ def header() -> str:
     return f"{'seq':>4} {'K':>5} {'step ms':>8} {'x':>5} {'explain':>8} {'experts':>7} {'tok/s':>9}{at}"
 
 
-def line(row: Row) -> str:
+def line(row: DraftRow) -> str:
     def shown(value: float | None, width: int, digits: int) -> str:
         return f"{'' if value is None else f'{value:.{digits}f}':>{width}}"
 
@@ -62,7 +62,7 @@ def line(row: Row) -> str:
     return found + (f"\n{shares_line(row.chosen)}" if row.steps else "")
 
 
-def summary(rows: Sequence[Row], acceptance: float) -> str:
+def summary(rows: Sequence[DraftRow], acceptance: float) -> str:
     """The best number of drafts for each number of sequences, against none."""
     parts = []
     for sequences, row in best(rows).items():
@@ -72,12 +72,12 @@ def summary(rows: Sequence[Row], acceptance: float) -> str:
     return f"best at an acceptance of {acceptance:g}: {'; '.join(parts)}"
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[DraftRow]) -> list[dict[str, object]]:
     chosen = {id(row) for row in best(rows).values()}
     return [_told(row) | {"best": id(row) in chosen} for row in rows]
 
 
-def _told(row: Row) -> dict[str, object]:
+def _told(row: DraftRow) -> dict[str, object]:
     """With ``AUTO`` how often each length was chosen, and all steps."""
     told = asdict(replace(row, steps=()))
     del told["steps"]

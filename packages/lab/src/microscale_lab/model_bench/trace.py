@@ -1,7 +1,7 @@
 """What the GPU did in a run, from torch's trace: kernels in order, the named range each was launched in, and the gaps.
 
-A kernel carries the number of the call that launched it; where that call stands among the named ranges of the host says
-to which part it belongs. A replayed graph has one call for all its kernels. They are the kernels of the same step
+A kernel has the number of the call that launched it; the position of that call among the host's named ranges gives the
+part that it belongs to. A replayed graph has one call for all its kernels. They are the kernels of the same step
 without a graph and get their parts from there: the first of a name from the first of that name, and so on. (Branches of
 a graph overlap, so that the order of different kernels may be another.)
 """
@@ -23,7 +23,7 @@ STEP = "step"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TracedKernel:
     """A kernel, copy or memset, microseconds since any beginning."""
 
     name: str
@@ -40,7 +40,7 @@ class _Range:
     end: float
 
 
-def read(path: Path, prefix: str) -> list[Kernel]:
+def read(path: Path, prefix: str) -> list[TracedKernel]:
     """The kernels launched in ranges named ``prefix + STEP``, by start; other ranges of ``prefix`` are parts."""
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -69,7 +69,7 @@ def read(path: Path, prefix: str) -> list[Kernel]:
             continue
         part = _around(parts, at)
         name = OTHER if part is None else parts[part].name
-        kernels.append(Kernel(event["name"], event["ts"], event["ts"] + event["dur"], step, name))
+        kernels.append(TracedKernel(event["name"], event["ts"], event["ts"] + event["dur"], step, name))
     return sorted(kernels, key=lambda kernel: kernel.start)
 
 
@@ -79,13 +79,13 @@ def _around(ranges: Sequence[_Range], at: float) -> int | None:
     return index if index >= 0 and at <= ranges[index].end else None
 
 
-def name_parts(kernels: Sequence[Kernel], model: Sequence[Kernel]) -> list[Kernel]:
+def name_parts(kernels: Sequence[TracedKernel], model: Sequence[TracedKernel]) -> list[TracedKernel]:
     """``kernels`` with the parts that ``model``, the same steps without graphs, has for them.
 
     The step that both have in the same kernels is the pattern; a kernel outside of it keeps what it has.
     """
     pattern = _parts_by_name(_step(model, max((kernel.step for kernel in model), default=0)))
-    found: list[Kernel] = []
+    found: list[TracedKernel] = []
     for step in sorted({kernel.step for kernel in kernels}):
         mine = _step(kernels, step)
         if {name: len(parts) for name, parts in _parts_by_name(mine).items()} == {
@@ -97,7 +97,7 @@ def name_parts(kernels: Sequence[Kernel], model: Sequence[Kernel]) -> list[Kerne
     return sorted(found, key=lambda kernel: kernel.start)
 
 
-def _parts_by_name(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
+def _parts_by_name(kernels: Sequence[TracedKernel]) -> dict[str, list[str]]:
     """The parts of the first, the second … kernel of each name."""
     found: dict[str, list[str]] = defaultdict(list)
     for kernel in kernels:
@@ -105,11 +105,11 @@ def _parts_by_name(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
     return found
 
 
-def _step(kernels: Sequence[Kernel], step: int) -> list[Kernel]:
+def _step(kernels: Sequence[TracedKernel], step: int) -> list[TracedKernel]:
     return [kernel for kernel in kernels if kernel.step == step]
 
 
-def times(kernels: Sequence[Kernel]) -> dict[str, float]:
+def times(kernels: Sequence[TracedKernel]) -> dict[str, float]:
     """Microseconds of each part and of the gaps, in all. They add up to the time from the first step's first kernel to
     the last step's last: where kernels overlap, the time counts for the one that began first."""
     spent: dict[str, float] = defaultdict(float)

@@ -30,7 +30,7 @@ PAGE_SIZE, STEP_TOKENS = 16, 8192
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutRow:
     """One row and what was predicted of it without it."""
 
     name: str
@@ -69,7 +69,7 @@ class Score:
         return f"{name}: {self.rows} rows, {errors}, {inside}"
 
 
-def score(held: Sequence[Held]) -> Score:
+def score(held: Sequence[HeldOutRow]) -> Score:
     errors = [abs(row.error) for row in held]
     return Score(
         len(held),
@@ -84,15 +84,15 @@ def groups(family: Family) -> dict[Key, KernelFit]:
     return make_groups(known_times.measured_rows(family))
 
 
-def held_kernels(family: Family) -> list[Held]:
+def held_kernels(family: Family) -> list[HeldOutRow]:
     """Every kernel row by the others of its group."""
     return [_held_kernel(entry) for entry in leave_one_out(known_times.measured_rows(family))]
 
 
-def _held_kernel(entry: LeftOut) -> Held:
+def _held_kernel(entry: LeftOut) -> HeldOutRow:
     factor = math.exp(NINE_IN_TEN * entry.timing.deviation)
     us = entry.timing.us
-    return Held(" ".join(entry.key), entry.row.us, us, us / factor, us * factor)
+    return HeldOutRow(" ".join(entry.key), entry.row.us, us, us / factor, us * factor)
 
 
 def kernels(case: ModelCase, gpu: Gpu, played: Gpu | None = None) -> Forecast:
@@ -120,7 +120,7 @@ def _recounted(row: ModelRow, gpu: Gpu) -> ModelRow:
     return replace(row, kernels_us=round(found.us, 1), memory_us=round(found.memory_us, 1))
 
 
-def held_models(rows: Sequence[ModelRow]) -> list[Held]:
+def held_models(rows: Sequence[ModelRow]) -> list[HeldOutRow]:
     """Every whole-model row by the others."""
     found = []
     for row in rows:
@@ -129,7 +129,7 @@ def held_models(rows: Sequence[ModelRow]) -> list[Held]:
         us = correction.corrected(row.kernels_us, row.memory_us)
         factor = math.exp(NINE_IN_TEN * math.hypot(correction.deviation, MACHINES))
         name = f"{row.case.model} {row.case.precision} {row.case.kind} {row.case.batch} x {row.case.context}"
-        found.append(Held(name, row.us, us, us / factor, us * factor))
+        found.append(HeldOutRow(name, row.us, us, us / factor, us * factor))
     return found
 
 
@@ -138,7 +138,7 @@ def report(family: Family, file: Path) -> list[str]:
     lines = [f"{'group':<62} {'rows':>4} {'fixed us':>8} {'k':>8} {'c or e':>8} {'left':>6}"]
     for key, group in groups(family).items():
         fixed, k, last = group.parameters
-        left = math.sqrt(sum(value * value for value in group.left) / len(group.left))
+        left = math.sqrt(float(group.left @ group.left) / len(group.left))
         lines.append(f"{' '.join(key):<62} {len(group.rows):>4} {fixed:>8.2f} {k:>8.3g} {last:>8.3g} {left:>6.1%}")
     lines += ["", score(held_kernels(family)).line("kernels, each left out")]
     if file.exists():

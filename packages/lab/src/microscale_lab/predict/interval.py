@@ -54,7 +54,7 @@ def interval(parts: Forecast, case: ModelCase, gpu: Gpu) -> Interval:
             (1 - fixed - memory) * ARITHMETIC_ELSEWHERE,
         )
     elif correction.near:
-        # Rows of this very model stand for what its kernels' rows leave open.
+        # Rows of this very model replace the doubt that its kernels' rows leave.
         deviation = math.hypot(correction.deviation, MACHINES)
     factor = math.exp(NINE_IN_TEN * deviation)
     basis = (

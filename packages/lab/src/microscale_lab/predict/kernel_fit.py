@@ -18,13 +18,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from microscale.hardware.families import Gpu
 from microscale.hardware.speeds import peak_tflops
-from microscale_lab.predict.least_squares import minimise, solve
 from microscale_lab.predict.rates import STREAMED, issue_rate, reach_of
 
+Vector = npt.NDArray[Any]
 LARGE_TILES = 250.0
 """Operations a byte from which on a group is bound by matrix units: a small batch of 64 tokens has up to 230."""
 NOISE = 0.015
@@ -32,7 +35,7 @@ NOISE = 0.015
 LEAST_DOUBT = 0.15
 """Log deviation that the formula is given before its rows speak, with the weight of ``DOUBT_ROWS`` rows."""
 DOUBT_ROWS = 3
-# Where parameters stand before the rows speak, and their log deviation: fixed us, k, and c or e.
+# Parameters before any rows are fitted, and their log deviation: fixed us, k, and c or e.
 STREAMING_START, LARGE_START = (4.0, 0.04, 1.2e-3), (8.0, 0.04, 0.6)
 START_DOUBT = (0.7, 1.0, 0.7)
 # Doublings over which what is left of neighbouring rows is alike: of bytes, and of operations.
@@ -82,45 +85,69 @@ class FitRow:
 
 
 def place(work: KernelWork) -> tuple[float, float]:
-    """Where a row stands among others: doublings of bytes and of operations."""
+    """The position of a row among others: doublings of bytes and of operations."""
     return math.log2(1 + work.bytes), math.log2(1 + work.flops)
 
 
 class Rated(NamedTuple):
-    """KernelWork on a card: what of the formula no parameter changes. A fit asks for each row a hundred times."""
+    """Calls on their cards: what no parameter changes in the formula. Each field is a vector over the calls."""
 
-    bytes: float
-    flops: float
-    memory_us: float
-    issue_rate: float
+    bytes: Vector
+    flops: Vector
+    memory_us: Vector
+    issue_rate: Vector
     """Bytes and operations a microsecond."""
-    peak_tflops: float
+    peak_tflops: Vector
 
     @classmethod
-    def of(cls, work: KernelWork, gpu: Gpu) -> Rated:
-        memory = work.bytes / (reach_of(gpu).gbs * STREAMED * 1e3)
-        return cls(work.bytes, work.flops, memory, issue_rate(gpu) * 1e3, peak_tflops(work.unit, gpu))
+    def of(cls, calls: Sequence[tuple[KernelWork, Gpu]]) -> Rated:
+        return cls(*np.array([_rated(work, gpu) for work, gpu in calls]).T)
 
-    def parts(self, parameters: Sequence[float], large: bool) -> tuple[float, float, float, float]:
+    def parts(self, parameters: Sequence[float] | Vector, large: bool) -> tuple[Vector, Vector, Vector, Vector]:
         """Fixed time, memory, issue and matrix units. Overlapping rates share the time that they take together, by
         their cubes: of the powers from 1.6 to 6 the one with which most of an H200's kernels, each left out, are
         predicted within 12 %."""
         fixed, k, last = parameters
+        zero = np.zeros_like(self.bytes)
         memory = self.memory_us
         issue = (k * self.bytes + (0.0 if large else last * self.flops)) / self.issue_rate
-        matrix = self.flops / (self.peak_tflops * last * 1e6) if large else 0.0
-        total = memory**3 + issue**3 + matrix**3
-        share = total ** (1 / 3) / total if total else 0.0
-        return fixed, memory**3 * share, issue**3 * share, matrix**3 * share
+        matrix = self.flops / (self.peak_tflops * last * 1e6) if large else zero
+        share = np.maximum(memory**3 + issue**3 + matrix**3, 1e-99) ** (-2 / 3)
+        return zero + fixed, memory**3 * share, issue**3 * share, matrix**3 * share
 
-    def us(self, parameters: Sequence[float], large: bool) -> float:
+    def us(self, parameters: Sequence[float] | Vector, large: bool) -> Vector:
         fixed, memory, issue, matrix = self.parts(parameters, large)
         return fixed + memory + issue + matrix
 
 
+def _rated(work: KernelWork, gpu: Gpu) -> tuple[float, ...]:
+    memory = work.bytes / (reach_of(gpu).gbs * STREAMED * 1e3)
+    return work.bytes, work.flops, memory, issue_rate(gpu) * 1e3, peak_tflops(work.unit, gpu)
+
+
 def formula(parameters: Sequence[float], large: bool, work: KernelWork, gpu: Gpu) -> Timing:
-    """The two parts."""
-    return Timing(*Rated.of(work, gpu).parts(parameters, large), deviation=0.0)
+    """The time of one call, by its parts."""
+    fixed, memory, issue, matrix = (float(part[0]) for part in Rated.of([(work, gpu)]).parts(parameters, large))
+    return Timing(fixed, memory, issue, matrix, deviation=0.0)
+
+
+def minimise(residuals: Callable[[Vector], Vector], start: Vector) -> Vector:
+    """The point with the least sum of squares, by damped Gauss-Newton steps of at most 1 in each direction."""
+    point, damping, step = start.copy(), 1e-2, 1e-4
+    now = residuals(point)
+    for _ in range(60):
+        slopes = np.stack([(residuals(point + step * axis) - now) / step for axis in np.eye(len(point))], 1)
+        move = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(point)), -slopes.T @ now)
+        moved = point + move.clip(-1, 1)
+        after = residuals(moved)
+        if after @ after >= now @ now:
+            damping *= 5.0
+            continue
+        done = now @ now - after @ after < 1e-7 * (now @ now)
+        point, now, damping = moved, after, 0.3 * damping
+        if done:
+            break
+    return point
 
 
 @dataclass(frozen=True)
@@ -138,50 +165,53 @@ class KernelFit:
         return max(intensity) >= LARGE_TILES or min(intensity) >= LARGE_TILES / 3
 
     @cached_property
-    def parameters(self) -> tuple[float, ...]:
-        large, rows = self.large, [(row.us, Rated.of(row.work, row.gpu)) for row in self.rows]
-        start = [math.log(value) for value in (LARGE_START if large else STREAMING_START)]
-
-        def residuals(point: Sequence[float]) -> list[float]:
-            values = [math.exp(value) for value in point]
-            # Rows count by two deviations of their noise: a formula of three numbers is no closer than that.
-            said = [math.log(us / rated.us(values, large)) / (2 * NOISE) for us, rated in rows]
-            return said + [(a - b) / d for a, b, d in zip(point, start, START_DOUBT, strict=True)]
-
-        return tuple(math.exp(value) for value in minimise(residuals, start))
+    def _rated(self) -> Rated:
+        return Rated.of([(row.work, row.gpu) for row in self.rows])
 
     @cached_property
-    def left(self) -> list[float]:
+    def parameters(self) -> tuple[float, ...]:
+        large, us = self.large, np.log([row.us for row in self.rows])
+        start = np.log(LARGE_START if large else STREAMING_START)
+
+        def residuals(point: Vector) -> Vector:
+            # Rows count by two deviations of their noise: a formula of three numbers is no closer than that.
+            errors = (us - np.log(self._rated.us(np.exp(point), large))) / (2 * NOISE)
+            return np.concatenate([errors, (point - start) / START_DOUBT])
+
+        return tuple(map(float, np.exp(minimise(residuals, start))))
+
+    @cached_property
+    def left(self) -> Vector:
         """What the formula leaves of each row, as a logarithm."""
-        said = (Rated.of(row.work, row.gpu).us(self.parameters, self.large) for row in self.rows)
-        return [math.log(row.us / us) for row, us in zip(self.rows, said, strict=True)]
+        return np.log([row.us for row in self.rows]) - np.log(self._rated.us(self.parameters, self.large))
 
     @cached_property
     def deviation(self) -> float:
         """Of what the formula leaves, with the doubt that few rows deserve."""
-        own = sum(value * value for value in self.left) + DOUBT_ROWS * LEAST_DOUBT**2
+        own = self.left @ self.left + DOUBT_ROWS * LEAST_DOUBT**2
         return math.sqrt(own / (len(self.rows) + DOUBT_ROWS))
 
-    def _alike(self, a: tuple[float, float], b: tuple[float, float]) -> float:
-        far = sum(((x - y) / span) ** 2 for x, y, span in zip(a, b, self.spans, strict=True))
-        return self.deviation**2 * math.exp(-far / 2)
+    def _covariance(self, a: Vector, b: Vector) -> Vector:
+        """``[a, b]``, from places ``[a, 2]`` and ``[b, 2]``."""
+        far = (((a[:, None] - b[None]) / self.spans) ** 2).sum(-1)
+        covariance: Vector = self.deviation**2 * np.exp(-far / 2)
+        return covariance
 
     @cached_property
-    def _table(self) -> list[list[float]]:
-        places = [row.place for row in self.rows]
-        return [
-            [self._alike(a, b) + (NOISE**2 if i == j else 0.0) for j, b in enumerate(places)]
-            for i, a in enumerate(places)
-        ]
+    def _places(self) -> Vector:
+        return np.array([row.place for row in self.rows])
+
+    @cached_property
+    def _table(self) -> Vector:
+        return self._covariance(self._places, self._places) + NOISE**2 * np.eye(len(self.rows))
 
     def here(self, work: KernelWork, gpu: Gpu) -> Timing:
-        """The time on the card that was measured: the formula, mended by the rows near this work."""
-        near = [self._alike(place(work), row.place) for row in self.rows]
-        weights = solve(self._table, near)
-        mend = sum(weight * value for weight, value in zip(weights, self.left, strict=True))
-        known = sum(weight * value for weight, value in zip(weights, near, strict=True))
-        variance = max(self.deviation**2 - known, 0.0) + NOISE**2
-        return formula(self.parameters, self.large, work, gpu).scaled(math.exp(mend), math.sqrt(variance))
+        """The time on the card that was measured: the formula, corrected by the rows near this work."""
+        near = self._covariance(np.array([place(work)]), self._places)[0]
+        weights = np.linalg.solve(self._table, near)
+        variance = max(self.deviation**2 - float(weights @ near), 0.0) + NOISE**2
+        factor = math.exp(float(weights @ self.left))
+        return formula(self.parameters, self.large, work, gpu).scaled(factor, math.sqrt(variance))
 
     def elsewhere(self, work: KernelWork, gpu: Gpu) -> Timing:
         """The time on another card: the formula with that card's rates."""

@@ -21,7 +21,7 @@ from microscale_lab.predict.record import played_files
 LIBRARY = "dequantized"
 """The implementation whose products are torch's."""
 OTHER_PATH = 0.2
-"""Log deviation that is added where another path of the implementation stands for the one that runs."""
+"""Log deviation that is added where another path of the implementation is used for the one that runs."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def calls(entry: Implementation[Any], layer: str, spec: Any, cost: Cost, gpu: Gp
 
 
 def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_size: int = 2) -> str:
-    """The path that runs the spec, with what else tells rows apart."""
+    """The path that runs the spec, with everything else that distinguishes rows."""
     logits = isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD
     if isinstance(entry, AttentionOp) and isinstance(spec, AttentionSpec):
         spec = replace(spec, batch=spec.batch or _batch(spec, kv_size))

@@ -1,6 +1,6 @@
 """The rates that the fit uses: bandwidth and instruction rate of a card, and those of a stand-in for another card.
 
-A stand-in (``--as CARD``) runs another card's kernels on the GPU at hand, on all of its SMs or some of them.
+A stand-in (``--as CARD``) runs another card's kernels on the GPU at hand.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ MMA_SYNC = 0.62
 
 @dataclass(frozen=True)
 class StandIn(Gpu):
-    """Another card's kernels on (a part of) a GPU."""
+    """Another card's kernels on a GPU."""
 
     runs_on: str = ""
     """The card that runs them."""
 
 
 def reach_of(gpu: Gpu) -> Reach:
-    """What reading reaches, also on a part of the SMs."""
-    if not isinstance(gpu, StandIn):
-        return reach(gpu)
-    whole = CARDS[gpu.runs_on]
-    share = gpu.bandwidth_gbs / KNOWN[gpu.runs_on].bandwidth_gbs
-    return replace(whole, gbs=whole.gbs * share, low=whole.low * share, high=whole.high * share)
+    """The bandwidth that reading reaches."""
+    return CARDS[gpu.runs_on] if isinstance(gpu, StandIn) else reach(gpu)
 
 
 def issue_rate(gpu: Gpu) -> float:
@@ -45,26 +41,14 @@ def issue_rate(gpu: Gpu) -> float:
     return gpu.num_sms * BOOST_GHZ.get(name or "", UNKNOWN_GHZ)
 
 
-def stand_in(
-    base: str, card: str | None, sms: int | None = None,
-    read_gbs: float | None = None, streamed_gbs: float | None = None,
-) -> StandIn:  # fmt: skip
-    """A record of the GPU that ran the rows: ``card``'s kernels on ``sms`` SMs of ``base``. ``read_gbs``: what a plain
-    read was measured to reach there, since a part of the SMs does not get all of the memory's bandwidth.
-    ``streamed_gbs``: what a kernel of ours did, which holds fewer bytes in flight on each of these SMs than a plain
-    read does. The slower of the two says what reading reaches."""
-    here = KNOWN[base]
-    played = KNOWN[card or base]
-    num_sms = sms or here.num_sms
-    share = num_sms / here.num_sms
-    if here.has(Feature.WGMMA) and not played.has(Feature.WGMMA):
-        share *= MMA_SYNC
+def stand_in(base: str, card: str) -> StandIn:
+    """A record of the GPU that ran the rows: ``card``'s kernels on all SMs of ``base``."""
+    here, played = KNOWN[base], KNOWN[card]
+    share = MMA_SYNC if here.has(Feature.WGMMA) and not played.has(Feature.WGMMA) else 1.0
     fp8 = here.peak.fp8 * share if here.peak.fp8 and played.peak.fp8 else None
     peak = Peak(here.peak.bf16 * share, fp8, None)
-    full = reach(here).gbs
-    reached = min(full, read_gbs or full, streamed_gbs / STREAMED if streamed_gbs else full) / full
     same = {field.name: getattr(played, field.name) for field in fields(Gpu)}
-    rates = {"num_sms": num_sms, "bandwidth_gbs": here.bandwidth_gbs * reached, "peak": peak}
+    rates = {"num_sms": here.num_sms, "bandwidth_gbs": here.bandwidth_gbs, "peak": peak}
     return StandIn(**same | rates, runs_on=base)
 
 
@@ -72,7 +56,4 @@ def library_rates(gpu: Gpu) -> Gpu:
     """The rates of torch's own kernels: on a stand-in they are those of the GPU that it runs on."""
     if not isinstance(gpu, StandIn):
         return gpu
-    here = KNOWN[gpu.runs_on]
-    share = gpu.num_sms / here.num_sms
-    peak = Peak(here.peak.bf16 * share, here.peak.fp8 and here.peak.fp8 * share, here.peak.fp4)
-    return replace(gpu, peak=peak)
+    return replace(gpu, peak=KNOWN[gpu.runs_on].peak)

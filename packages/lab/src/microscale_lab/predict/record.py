@@ -20,14 +20,14 @@ from microscale.errors import Unsupported
 from microscale.hardware import FAMILY_OF_SM, Family, Gpu, card_name, known, speeds
 from microscale.hardware.data_files import read_object
 from microscale.hardware.speeds import HEAD, Measured, SpeedFile
-from microscale_lab.kernel_bench.rows import Row
+from microscale_lab.kernel_bench.rows import KernelRow
 from microscale_lab.predict.rates import stand_in
 
 DATA = Path(__file__).parent / "measured"
 PLAYED = "played"
 
 
-def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None, played: str | None = None) -> Path:
+def record(rows: Sequence[KernelRow], gpu: Gpu, directory: Path | None = None, played: str | None = None) -> Path:
     """Write the rows into the file of the card's family. ``played``: the card whose kernels ``gpu`` ran."""
     card = card_name(gpu)
     if card is None:
@@ -39,7 +39,7 @@ def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None, played:
     return keep(found, known(played).family, played, _versions(), folder, runs_on=card)
 
 
-def measured(row: Row) -> Measured:
+def measured(row: KernelRow) -> Measured:
     """A benchmark's row as the file keeps it."""
     work = (round(row.gbs * row.us * 1e3), round(row.tflops * row.us * 1e6), row.unit)
     launched = row.launched
@@ -95,7 +95,7 @@ def read_played(file: Path) -> tuple[SpeedFile, Gpu]:
     data = read_object(file, speeds.AGAIN)
     families = {family.name: family for family in FAMILY_OF_SM.values()}
     card, runs_on = known(str(data.get("gpu"))), data.pop("runs_on", None)
-    rates = stand_in(card_name(known(str(runs_on))) or "", card_name(card))
+    rates = stand_in(card_name(known(str(runs_on))) or "", card_name(card) or "")
     return speeds.parse(file, data, families[file.stem], rates), rates
 
 

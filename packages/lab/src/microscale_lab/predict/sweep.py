@@ -1,7 +1,7 @@
 """``microscale bench sweep``: whole models over precisions, batch sizes, contexts and prompts, as rows for predictions.
 
-Rows go to a file as they are measured, so a sweep that was stopped goes on where it ended. Those that tell most come
-first: a short sweep is a thinned one, not half of one. Weights are random, in the real shapes. Needs a GPU.
+Rows go to a file as they are measured, so a second call continues a sweep that was stopped. The most informative rows
+come first: a short sweep covers the whole range thinly. Weights are random, in the real shapes. It needs a GPU.
 """
 
 from __future__ import annotations
@@ -52,22 +52,8 @@ class SweepRow:
         return {**asdict(self.case), "us": self.us, "spread": self.spread}
 
 
-@dataclass(frozen=True)
-class PlayedAs:
-    """What stood in for another card."""
-
-    card: str | None = None
-    """Whose kernels ran, if not the GPU's own."""
-    sms: int | None = None
-    """On so many; ``None``: on all."""
-    read_gbs: float | None = None
-    """What a plain read reached there."""
-    streamed_gbs: float | None = None
-    """What our own kernel of the lm_head did, where only a part of the SMs ran."""
-
-
 def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.Case]:
-    """What is measured, the rows that tell most first: corners of decoding and prompts, then what lies between."""
+    """The cases to measure, the most informative first: corners of decoding and prompts, then what lies between."""
     decode = [
         whole.Case("tg", NEW_TOKENS, batch, depth)
         for batch in BATCHES
@@ -110,24 +96,23 @@ def _row(entry: dict[str, Any]) -> SweepRow:
     return SweepRow(case, entry["us"], entry["spread"])
 
 
-def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], played: PlayedAs | None = None) -> None:
-    """All rows so far, with where they were measured."""
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    head = {"gpu": card_name(gpu), **asdict(played or PlayedAs()), **versions}
+def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow]) -> None:
+    """Write all rows so far, with the GPU and the versions."""
+    head = {"gpu": card_name(gpu), "torch": torch.__version__, "triton": triton.__version__}
     file.write_text(json.dumps({**head, "rows": [row.to_json() for row in rows]}, indent=1) + "\n")
 
 
 def run(
     model: str, precisions: Iterable[str], done: Sequence[SweepRow], until: float,
-    tell: Callable[[str], None] = lambda text: None, device: str = "cuda",
+    report: Callable[[str], None] = lambda text: None, device: str = "cuda",
 ) -> Generator[SweepRow]:  # fmt: skip
     """Rows that are not ``done``, until ``until`` on the monotonic clock."""
     known = {row.case for row in done}
     for precision in precisions:
         left = [case for case in cases(model, precision) if case_of(model, precision, case) not in known]
         if left and time.monotonic() < until:
-            tell(f"{model} {precision}: {len(left)} rows")
-            yield from _rows(model, precision, left, until, tell, device)
+            report(f"{model} {precision}: {len(left)} rows")
+            yield from _rows(model, precision, left, until, report, device)
             # The model is gone with the frame that held it; ``bench`` froze what was alive.
             gc.unfreeze()
             gc.collect()
@@ -135,7 +120,7 @@ def run(
 
 
 def _rows(
-    model: str, precision: str, left: Sequence[whole.Case], until: float, tell: Callable[[str], None], device: str
+    model: str, precision: str, left: Sequence[whole.Case], until: float, report: Callable[[str], None], device: str
 ) -> Iterator[SweepRow]:
     """Of one model in one precision."""
     options = EngineConfig(
@@ -150,7 +135,7 @@ def _rows(
     loaded = load(prepared, lambda done, total: None)
     for case in left:
         if time.monotonic() >= until:
-            tell(f"{model} {precision}: time is up; call again for the rest")
+            report(f"{model} {precision}: time is up; call again for the rest")
             return
         if case.longest <= prepared.config.max_context:
             found = whole.run(loaded, prepared.outline, prepared.setup, [case], STEP_TOKENS, REPEATS)

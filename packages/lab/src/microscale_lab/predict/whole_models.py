@@ -16,12 +16,15 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from microscale.engine.predictions import Phase
 from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, Family
-from microscale_lab.predict.least_squares import factor, solve_factored
 from microscale_lab.predict.record import DATA
 
+Vector = npt.NDArray[Any]
 HEAD = ("family", "gpu", "torch", "triton", "date", "source")
 NOISE = 0.02
 """Log deviation of one row measured twice; between machines of one kind it is up to 5 %."""
@@ -124,7 +127,7 @@ class Correction:
     factor: float
     deviation: float
     near: bool
-    """Rows of the same model in the same precision, on this kind of card, stand behind it."""
+    """It rests on rows of the same model in the same precision on this kind of card."""
     of_rest: bool
     """Only what is not reading is multiplied: the rows are another card's, and its bandwidth is known."""
 
@@ -142,27 +145,20 @@ class Correction:
 class _Fitted:
     """What rows of one kind have in common."""
 
-    left: list[float]
+    left: Vector
     mean: float
     spread: float
-    factor: list[list[float]]
+    inverse: Vector
+    """The inverse of the rows' covariance."""
 
 
 @lru_cache(maxsize=16)
 def _fitted(alike: tuple[ModelRow, ...], here: bool) -> _Fitted:
-    left = [row.left if here else row.left_of_rest for row in alike]
-    mean = sorted(left)[len(alike) // 2]
-    spread = math.sqrt((sum((value - mean) ** 2 for value in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
-    return _Fitted(left, mean, spread, factor(_table(alike, spread)))
-
-
-def _table(alike: Sequence[ModelRow], spread: float) -> list[list[float]]:
-    """How rows vary together: the lower triangle, since the upper one is the same and ``factor`` does not read it."""
-    variance = spread**2
-    table = [[variance * _likeness(a.case, b.case) for b in alike[: size + 1]] for size, a in enumerate(alike)]
-    for line in table:
-        line[-1] += NOISE**2
-    return table
+    left = np.array([row.left if here else row.left_of_rest for row in alike])
+    mean = float(np.sort(left)[len(alike) // 2])
+    spread = math.sqrt((float(((left - mean) ** 2).sum()) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
+    likeness = np.array([[_likeness(a.case, b.case) for b in alike] for a in alike])
+    return _Fitted(left, mean, spread, np.linalg.inv(spread**2 * likeness + NOISE**2 * np.eye(len(alike))))
 
 
 def correct(rows: Sequence[ModelRow], case: ModelCase, here: bool) -> Correction:
@@ -173,10 +169,10 @@ def correct(rows: Sequence[ModelRow], case: ModelCase, here: bool) -> Correction
         return Correction(1.0, 3 * LEAST_DOUBT, False, not here)
     fitted = _fitted(alike, here)
     common = 1.0 if here else ANOTHER_CARD
-    shared = [common * fitted.spread**2 * _likeness(case, row.case) for row in alike]
-    weights = solve_factored(fitted.factor, shared)
-    moved = fitted.mean + sum(w * (value - fitted.mean) for w, value in zip(weights, fitted.left, strict=True))
-    unknown = max(fitted.spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
+    shared = common * fitted.spread**2 * np.array([_likeness(case, row.case) for row in alike])
+    weights = fitted.inverse @ shared
+    moved = fitted.mean + float(weights @ (fitted.left - fitted.mean))
+    unknown = max(fitted.spread**2 - float(weights @ shared), 0.0)
     near = here and any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
     return Correction(math.exp(moved), math.hypot(math.sqrt(unknown), NOISE), near, not here)
 

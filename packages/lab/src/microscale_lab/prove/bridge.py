@@ -10,13 +10,13 @@ import ptxproof
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, card_name, played, present
 from microscale.kernels.launch import Kernel, Launch, taken_by
-from ptxproof import Card, Edit, Executed
+from ptxproof import Card, CardRun, Edit
 from ptxproof.interpreter.launched import Compile
 
 
-def proof_kernel(kernel: Kernel) -> ptxproof.Kernel:
+def proof_kernel(kernel: Kernel) -> ptxproof.TritonKernel:
     parts = kernel.name, kernel.specialisation, kernel.options, kernel.fn
-    return ptxproof.Kernel(*parts, kernel.promise, kernel.spills_because)
+    return ptxproof.TritonKernel(*parts, kernel.promise, kernel.spills_because)
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         ran[kernel] = ran.get(kernel, 0) + 1
-        ptxproof.interpret(ptxproof.Launch(*started), sm, edit, to_ptx)
+        ptxproof.interpret(ptxproof.TritonLaunch(*started), sm, edit, to_ptx)
         return False
 
     with taken_by(take):
@@ -40,13 +40,13 @@ def card_of(gpu: Gpu) -> Card:
 
 
 @contextmanager
-def as_card(gpu: Gpu, edit: Edit | None = None) -> Iterator[Executed]:
+def as_card(gpu: Gpu, edit: Edit | None = None) -> Iterator[CardRun]:
     """Inside, ``detect()`` gives ``gpu`` and kernels run as on it. ``edit`` changes a kernel's PTX before it is
     translated. See ``ptxproof.as_card``."""
     here = present()
     if here.is_cpu:
         raise Unsupported(f"Running {gpu.name}'s kernels needs a GPU to run them on; this machine has none.")
-    launched: list[ptxproof.Kernel] = []
+    launched: list[ptxproof.TritonKernel] = []
 
     def note(started: Launch) -> bool:
         launched[:] = [proof_kernel(started.kernel())]
@@ -67,7 +67,7 @@ def as_card(gpu: Gpu, edit: Edit | None = None) -> Iterator[Executed]:
         raise Unsupported(str(error)) from None
 
 
-def label(gpu: Gpu, executed: Executed) -> str:
+def label(gpu: Gpu, executed: CardRun) -> str:
     """What every figure that was measured inside ``as_card(gpu)`` must carry."""
     name = card_name(gpu) or gpu.name
     return f"{name}'s kernels on an {executed.here.name}; not {name}'s speed"

@@ -7,18 +7,20 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import triton
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import KNOWN, known
 from microscale.planning import registry
+from microscale_lab.markdown import write_section
 from microscale_lab.prove import executed_report
 from microscale_lab.prove.execute import cuda_device, execute
 from microscale_lab.prove.executed_report import print_rows, rows_of
 from microscale_lab.prove.inventory import recorded
-from microscale_lab.prove.report import as_json, as_markdown, print_tables, summary, write_section
-from microscale_lab.prove.run import Row, Source, prove
+from microscale_lab.prove.report import as_json, as_markdown, print_tables, summary
+from microscale_lab.prove.run import ProofRow, Source, prove
 from microscale_lab.prove.selection import CPU, CUDA, cases_of, select, shorten
 from ptxproof import Edit
 
@@ -46,7 +48,7 @@ def run_prove(
     if not rows:
         raise Unsupported(f"There is no kernel to prove for {op or 'any op'} on GPU {gpu}.")
     if markdown is not None:
-        write_section(markdown, as_markdown(rows))
+        write_section(markdown, f"proof with Triton {triton.__version__}", as_markdown(rows))
     if json_output:
         console.out(as_json(rows), highlight=False)
     elif markdown is not None:
@@ -108,7 +110,9 @@ def _console() -> Console:
     return Console() if Console().is_terminal else Console(width=120)
 
 
-def _prove_with_bar(source: Source, gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None) -> list[Row]:
+def _prove_with_bar(
+    source: Source, gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None
+) -> list[ProofRow]:
     with _bar() as show:
         return prove(
             source,

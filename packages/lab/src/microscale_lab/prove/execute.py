@@ -23,7 +23,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import as_card, interpreted, proof_kernel
-from microscale_lab.prove.selection import CPU, Progress, Selection, Unit, quietly
+from microscale_lab.prove.selection import CPU, CaseOnCard, Progress, Selection, quietly
 from ptxproof import Edit, NotInterpreted, ProofError
 from ptxproof.cache import PtxCache
 from ptxproof.compiler import warm_up
@@ -45,11 +45,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Executed:
-    """A case on a card: the unit that stands for it, which another card may have run, and its outcome."""
+class ExecutedCase:
+    """A case on a card, the execution that covers it (perhaps for another card), and its outcome."""
 
     gpu: Gpu
-    unit: Unit
+    unit: CaseOnCard
     outcome: Outcome
 
     @property
@@ -75,7 +75,7 @@ def execute(
     cache_dir: Path | None = None,
     edit: Edit | None = None,
     progress: Progress = quietly,
-) -> list[Executed]:
+) -> list[ExecutedCase]:
     """Run all units, and give each card its cases. ``edit`` changes PTX before it runs: how faults are seeded."""
     workers = jobs or usable_cores()
     outcomes: dict[int, Outcome] = {}
@@ -93,10 +93,10 @@ def execute(
                 else:
                     outcomes[at] = Outcome(**answer["outcomes"][place])
             progress("executing", len(outcomes), len(selected.units))
-    return [Executed(gpu, selected.units[at], outcomes[at]) for gpu, at in selected.standing]
+    return [ExecutedCase(gpu, selected.units[at], outcomes[at]) for gpu, at in selected.standing]
 
 
-def _chunks(units: Sequence[Unit], device: str) -> Iterator[list[int]]:
+def _chunks(units: Sequence[CaseOnCard], device: str) -> Iterator[list[int]]:
     """Units by process: one each on a CPU; on a GPU, where a process takes seconds to start, by card and variant."""
     together: dict[Any, list[int]] = {}
     for at, unit in enumerate(units):
@@ -105,7 +105,7 @@ def _chunks(units: Sequence[Unit], device: str) -> Iterator[list[int]]:
     return iter(together.values())
 
 
-def _compile(units: Sequence[Unit], cache: PtxCache, workers: int, show: Progress) -> None:
+def _compile(units: Sequence[CaseOnCard], cache: PtxCache, workers: int, show: Progress) -> None:
     """All PTX that is not there yet. What does not compile is a fault of the cases that need it, and shows there."""
     wanted = dict.fromkeys((kernel, unit.gpu.sm) for unit in units for kernel in unit.kernels)
     missing = [(kernel, sm) for kernel, sm in wanted if cache.load(proof_kernel(kernel), sm) is None]
@@ -123,9 +123,9 @@ def _compile_one(cache: PtxCache, kernel: Kernel, sm: int, log: IO[bytes]) -> di
 
 
 def _run_chunk(
-    units: Sequence[Unit], device: str, cache: PtxCache, edit: Edit | None, log: IO[bytes]
+    units: Sequence[CaseOnCard], device: str, cache: PtxCache, edit: Edit | None, log: IO[bytes]
 ) -> dict[str, Any]:
-    # The parent may have used torch's threads, and a fork has none of them: with one thread nobody waits for them.
+    # The parent may have used torch's threads, and a fork has none of them: with one thread nothing waits for them.
     torch.set_num_threads(1)
     outcomes = []
     with _as(units[0].gpu, device, cache, edit) as played:
@@ -170,7 +170,7 @@ def _as(gpu: Gpu, device: str, cache: PtxCache, edit: Edit | None) -> Iterator[P
             yield played
 
 
-def _run(unit: Unit, device: str) -> Outcome:
+def _run(unit: CaseOnCard, device: str) -> Outcome:
     try:
         compared = list(unit.case.start(unit.gpu, device)())
     except (NotInterpreted, Unsupported) as error:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from microscale.kernels.launch import Kernel
-from microscale_lab.prove.execute import Executed
+from microscale_lab.prove.execute import ExecutedCase
 from microscale_lab.prove.selection import Selection
 from ptxproof.targets import target
 
@@ -31,10 +31,10 @@ class RunRow:
     sm: int
     executed_on: str
     cards: tuple[str, ...]
-    entries: tuple[Executed, ...]
+    entries: tuple[ExecutedCase, ...]
 
     @property
-    def ran(self) -> list[Executed]:
+    def ran(self) -> list[ExecutedCase]:
         """What was executed: cards that started the same kernels share it."""
         once = {id(entry.unit): entry for entry in self.entries if entry.outcome.left_out is None}
         return list(once.values())
@@ -44,7 +44,7 @@ class RunRow:
         return len(self.ran)
 
     @property
-    def failed(self) -> list[Executed]:
+    def failed(self) -> list[ExecutedCase]:
         return [entry for entry in self.ran if entry.outcome.fault is not None]
 
     @property
@@ -89,7 +89,7 @@ class RunRow:
         return {key: getattr(self, key) for key in KEYS}
 
 
-def kernels_of(entries: Iterable[Executed]) -> int:
+def kernels_of(entries: Iterable[ExecutedCase]) -> int:
     """Different kernels that ran. Where it was not listed beforehand what a case starts, those that it was first to
     start in its process count."""
     listed: set[tuple[int, Kernel]] = set()
@@ -105,9 +105,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def rows_of(executed: Sequence[Executed], executed_on: str) -> list[RunRow]:
+def rows_of(executed: Sequence[ExecutedCase], executed_on: str) -> list[RunRow]:
     """By op, variant and SM. Cards of one SM are together."""
-    together: dict[tuple[str, str, int], list[Executed]] = {}
+    together: dict[tuple[str, str, int], list[ExecutedCase]] = {}
     for entry in executed:
         together.setdefault((entry.unit.case.op, entry.variant, entry.gpu.sm), []).append(entry)
     rows = []

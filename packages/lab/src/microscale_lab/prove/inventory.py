@@ -1,7 +1,7 @@
 """The list that ``prove`` compiles: what the models start on a card, recorded from the code that starts it.
 
 Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), the expert
-layers as vLLM's ranks hold them, and draft heads. Nothing here names a kernel: a kernel that nobody starts is not
+layers as vLLM's ranks hold them, and draft heads. Nothing here names a kernel: a kernel that is never started is not
 proved, and one that is started and not proved fails ``tests/gpu``.
 """
 
@@ -117,7 +117,7 @@ def _of_head(name: str, config: HeadConfig, gpu: Gpu) -> Iterator[tuple[str, dic
 
 
 def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kernel, Launch] | None:
-    """The kernels of a model as somebody asked for it; ``None`` where the card refuses that."""
+    """The kernels of a model with this setting; ``None`` where the card does not support it."""
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))

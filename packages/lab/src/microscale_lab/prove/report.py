@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import triton
@@ -16,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microscale.errors import BadSetting
-from microscale_lab.prove.run import Row
+from microscale_lab.prove.run import ProofRow
 from ptxproof.targets import target
 
 T = TypeVar("T")
@@ -26,11 +23,11 @@ NUMBERS = ("kernels", "shared", "registers", "spills")
 
 
 @dataclass(frozen=True)
-class Line:
+class ProofLine:
     """One line of a table: a single kernel, or all of a module's on one SM, by their worst figures."""
 
     kernel: str
-    rows: tuple[Row, ...]
+    rows: tuple[ProofRow, ...]
 
     @property
     def ok(self) -> bool:
@@ -55,14 +52,14 @@ def _largest(values: Iterable[int | None]) -> str:
     return str(max(known)) if known else "-"
 
 
-def lines(rows: Sequence[Row], *, every_kernel: bool) -> list[Line]:
+def lines(rows: Sequence[ProofRow], *, every_kernel: bool) -> list[ProofLine]:
     """The lines of one table, for the rows of one op on one SM."""
     if every_kernel:
-        return [Line(row.variant, (row,)) for row in rows]
-    return [Line(name, tuple(of_name)) for name, of_name in _grouped(rows, lambda row: row.variant.split("/")[0])]
+        return [ProofLine(row.variant, (row,)) for row in rows]
+    return [ProofLine(name, tuple(of_name)) for name, of_name in _grouped(rows, lambda row: row.variant.split("/")[0])]
 
 
-def print_tables(rows: Sequence[Row], console: Console) -> None:
+def print_tables(rows: Sequence[ProofRow], console: Console) -> None:
     """A table per op and SM, with every kernel if there is but one SM; then each refusal with its reason."""
     every_kernel = len({row.sm for row in rows}) == 1
     shown = [heading for heading in HEADINGS if heading != "kernels" or not every_kernel]
@@ -81,7 +78,7 @@ def print_tables(rows: Sequence[Row], console: Console) -> None:
     console.out(summary(rows), highlight=False)
 
 
-def refusals(rows: Sequence[Row]) -> Iterator[str]:
+def refusals(rows: Sequence[ProofRow]) -> Iterator[str]:
     """A sentence for each fault on each SM, with the first of the kernels that have it."""
     refused = [row for row in rows if not row.ok]
     for (op, sm, reason), alike in _grouped(refused, lambda row: (row.op, row.sm, row.reason)):
@@ -89,7 +86,7 @@ def refusals(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{op} {alike[0].variant}{others} on {target(sm).label}: {reason}"
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[ProofRow]) -> str:
     """One sentence on the whole."""
     architectures = ", ".join(target(sm).label for sm in sorted({row.sm for row in rows}))
     failed = sum(not row.ok for row in rows)
@@ -97,11 +94,11 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} kernels compiled for {architectures} with Triton {triton.__version__}: {verdict}."
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[ProofRow]) -> str:
     return json.dumps([dataclasses.asdict(row) for row in rows], indent=1)
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
+def as_markdown(rows: Sequence[ProofRow]) -> str:
     """A section with a table per op: each module's kernels on each SM by their worst figures, then the notes."""
     headings = ("SM", *HEADINGS, "shared limit")
     parts = [f"## Triton {triton.__version__}", "", summary(rows), ""]
@@ -116,24 +113,9 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-def write_section(page: Path, section: str) -> None:
-    """Put ``section`` between this Triton version's markers in ``page``, which keeps all the rest."""
-    begin, end = (f"<!-- {edge} of the proof with Triton {triton.__version__} -->" for edge in ("begin", "end"))
-    block = f"{begin}\n{section.strip()}\n{end}"
-    try:
-        text = page.read_text()
-    except OSError as error:
-        raise BadSetting(f"Cannot read {page}, where the tables belong: {error.strerror}.") from None
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if pattern.search(text):
-        page.write_text(pattern.sub(lambda _: block, text))
-    else:
-        page.write_text(f"{text.rstrip()}\n\n{block}\n")
-
-
-def _grouped(rows: Sequence[Row], key: Callable[[Row], T]) -> Iterator[tuple[T, list[Row]]]:
+def _grouped(rows: Sequence[ProofRow], key: Callable[[ProofRow], T]) -> Iterator[tuple[T, list[ProofRow]]]:
     """Rows with the same key together, in the order in which the keys first appear."""
-    order: dict[T, list[Row]] = {}
+    order: dict[T, list[ProofRow]] = {}
     for row in rows:
         order.setdefault(key(row), []).append(row)
     return iter(order.items())

@@ -14,10 +14,9 @@ from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import proof_kernel
 from ptxproof.cache import FactsCache
-from ptxproof.compiler import Facts, cache_key, compile_kernel, warm_up
-from ptxproof.complaints import find_complaint
+from ptxproof.compiler import Facts, cache_key, compile_kernel, find_complaint, warm_up
 from ptxproof.gate import find_faults
-from ptxproof.targets import Target, target
+from ptxproof.targets import SmTarget, target
 
 Progress = Callable[[int, int], None]
 """Called with how many compilations are done, and how many there are."""
@@ -27,7 +26,7 @@ SHARED = "shared"
 
 
 @dataclass(frozen=True)
-class Row:
+class ProofRow:
     """One kernel on one SM. The fields are the keys of ``prove --json``; a figure is ``None`` if nothing compiled."""
 
     op: str
@@ -43,13 +42,13 @@ class Row:
     spill_bytes: int | None
 
 
-def judge(kernel: Kernel, label: str, target: Target, facts: Facts) -> Row:
+def check(kernel: Kernel, label: str, target: SmTarget, facts: Facts) -> ProofRow:
     """The result for a kernel, with every reason against it."""
     faults = list(find_faults(proof_kernel(kernel), target, facts))
     reason = " ".join(faults) or None
     if reason is None and facts.spill_bytes:
         reason = f"Spills {facts.spill_bytes} bytes, which is allowed: {kernel.spills_because}."
-    return Row(
+    return ProofRow(
         op=kernel.op,
         variant=label,
         sm=target.sm,
@@ -64,7 +63,7 @@ def judge(kernel: Kernel, label: str, target: Target, facts: Facts) -> Row:
 
 
 @dataclass(frozen=True)
-class Task:
+class ProofTask:
     """One row to be: a kernel on an SM, and the key of the compilation that it needs."""
 
     label: str
@@ -81,17 +80,17 @@ def prove(
     jobs: int | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-) -> list[Row]:
+) -> list[ProofRow]:
     """Compile every kernel of ``source`` on ``gpus``, and hold each against its card.
 
     ``ops`` names the ops to prove, all when empty. ``jobs`` is the number of processes, one per core by default.
     """
     tasks = gather(source, list(KNOWN) if gpus == "all" else gpus, ops)
     facts = _compile(tasks, jobs or usable_cores(), FactsCache(cache_dir), progress or (lambda done, total: None))
-    return [judge(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
+    return [check(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
 
 
-def gather(source: Source, gpus: Sequence[str], ops: Sequence[str] = ()) -> list[Task]:
+def gather(source: Source, gpus: Sequence[str], ops: Sequence[str] = ()) -> list[ProofTask]:
     """What may be started on any of these cards, by op and SM; what two cards share is there once."""
     found: dict[tuple[int, Kernel], None] = {}
     for gpu in map(known, gpus):
@@ -99,7 +98,7 @@ def gather(source: Source, gpus: Sequence[str], ops: Sequence[str] = ()) -> list
             if not ops or kernel.op in (*ops, SHARED):
                 found.setdefault((gpu.sm, kernel))
     labels = _labels(found)
-    tasks = [Task(labels[sm, kernel], sm, kernel, cache_key(proof_kernel(kernel), sm)) for sm, kernel in found]
+    tasks = [ProofTask(labels[sm, kernel], sm, kernel, cache_key(proof_kernel(kernel), sm)) for sm, kernel in found]
     return sorted(tasks, key=lambda task: (task.kernel.op, task.sm))
 
 
@@ -123,10 +122,10 @@ def _details(kernel: Kernel) -> list[str]:
     return arguments + [f"{name}={value}" for name, value in kernel.options]
 
 
-def _compile(tasks: Sequence[Task], num_workers: int, cache: FactsCache, progress: Progress) -> dict[str, Facts]:
+def _compile(tasks: Sequence[ProofTask], num_workers: int, cache: FactsCache, progress: Progress) -> dict[str, Facts]:
     """Facts by key, from the cache or from a compiler."""
     facts: dict[str, Facts] = {}
-    missing: dict[str, Task] = {}
+    missing: dict[str, ProofTask] = {}
     for task in tasks:
         if task.key in facts or task.key in missing:
             continue

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel, Launch, taken_by
-from microscale_lab.cases import Case, all_cases
+from microscale_lab.cases import KernelCase, all_cases
 from ptxproof.targets import has_own_ptx, ptx_sm
 
 Progress = Callable[[str, int, int], None]
@@ -44,10 +44,10 @@ class Rehearsed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unit:
+class CaseOnCard:
     """One execution: a case as a card runs it."""
 
-    case: Case
+    case: KernelCase
     gpu: Gpu
     launches: tuple[Rehearsed, ...]
     """As they were listed beforehand; none for a large case."""
@@ -61,19 +61,19 @@ class Unit:
 class Selection:
     """What is executed for which card, and what is not."""
 
-    units: tuple[Unit, ...]
+    units: tuple[CaseOnCard, ...]
     standing: tuple[tuple[Gpu, int], ...]
     """For each case of each card the unit that is executed for it."""
     left_out: Counter[tuple[str, str, str]]
     """Card, op and reason → how many cases the card does not have."""
 
 
-def cases_of(ops: Sequence[str]) -> list[Case]:
+def cases_of(ops: Sequence[str]) -> list[KernelCase]:
     """The cases of these ops, or of all."""
     return [case for case in all_cases() if not ops or case.op in ops]
 
 
-def rehearse(case: Case, gpu: Gpu) -> Unit:
+def rehearse(case: KernelCase, gpu: Gpu) -> CaseOnCard:
     """The launches of a case. What they would have written is not there, so nothing is compared."""
     launches: list[Rehearsed] = []
 
@@ -84,7 +84,7 @@ def rehearse(case: Case, gpu: Gpu) -> Unit:
 
     with taken_by(take), _one_thread():
         case.start(gpu, CPU)
-    return Unit(case, gpu, tuple(launches))
+    return CaseOnCard(case, gpu, tuple(launches))
 
 
 @contextmanager
@@ -98,14 +98,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def select(gpus: Sequence[Gpu], cases: Iterable[Case], device: str, progress: Progress = quietly) -> Selection:
+def select(gpus: Sequence[Gpu], cases: Iterable[KernelCase], device: str, progress: Progress = quietly) -> Selection:
     """Which cases each card has, and which executions they come down to."""
     units: dict[tuple[int, int, Any], int] = {}
-    found: list[Unit] = []
+    found: list[CaseOnCard] = []
     standing: list[tuple[Gpu, int]] = []
     left_out: Counter[tuple[str, str, str]] = Counter()
     listed = list(cases)
-    # A card whose PTX stands for another's goes first.
+    # A card whose PTX also covers another card goes first.
     for gpu in sorted(gpus, key=lambda gpu: not has_own_ptx(gpu.sm)):
         for place, case in enumerate(listed):
             progress("selecting", place, len(listed))
@@ -114,7 +114,7 @@ def select(gpus: Sequence[Gpu], cases: Iterable[Case], device: str, progress: Pr
                 left_out[gpu.name, case.op, reason] += 1
                 continue
             # A large case takes seconds and gigabytes on a CPU to list what it starts: each card runs its own.
-            unit = Unit(case, gpu, ()) if case.large else rehearse(case, gpu)
+            unit = CaseOnCard(case, gpu, ()) if case.large else rehearse(case, gpu)
             if not unit.launches and not case.large:
                 left_out[gpu.name, case.op, "starts no kernel"] += 1
                 continue
@@ -153,7 +153,7 @@ def _form(kernel: Kernel) -> tuple[Any, ...]:
     return kernel.name, pointers, *((name, constants[name]) for name in FORM if name in constants)
 
 
-def _size(unit: Unit) -> tuple[bool, int]:
+def _size(unit: CaseOnCard) -> tuple[bool, int]:
     """Programs that it starts. So few that hardly anything can go wrong come last."""
     programs = sum(math.prod(start.grid) for start in unit.launches)
     return programs < LEAST_PROGRAMS, programs

@@ -19,13 +19,45 @@ from typing import Any
 from microscale.errors import Unsupported
 from microscale.text.chat_format import ChatFormat
 from microscale.text.output import ChatOutput
-from microscale_lab.quality.schema import fits
+
+KNOWN = {"type", "properties", "required", "additionalProperties", "items", "enum", "description", "title"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+def fits(value: object, schema: Mapping[str, Any]) -> bool:
+    """Whether ``value`` is valid against ``schema``."""
+    if not schema.keys() <= KNOWN:
+        raise Unsupported(f"The tasks' schemas have no {', '.join(sorted(schema.keys() - KNOWN))}.")
+    kind = schema["type"]
+    # JSON's true is no number, Python's is.
+    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if isinstance(value, list):
+        return all(fits(item, schema["items"]) for item in value)
+    if isinstance(value, dict):
+        properties = schema["properties"]
+        if not set(schema.get("required", ())) <= value.keys():
+            return False
+        if schema.get("additionalProperties", True) is False and not value.keys() <= properties.keys():
+            return False
+        return all(fits(item, properties[key]) for key, item in value.items() if key in properties)
+    return True
+
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """One turn of the model."""
 
     reasoning: str
@@ -36,7 +68,7 @@ class Answer:
     """What was wrong with its form."""
 
 
-def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> Answer:
+def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> ModelAnswer:
     """What the ids of a completion, an end token included, say."""
     output = ChatOutput(chat_format.parser(tools))
     deltas = [delta for delta in (output.feed(token_ids), output.finish()) if delta is not None]
@@ -46,7 +78,7 @@ def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[s
         if call.function is not None:
             names[call.call_idx] = call.function
         arguments[call.call_idx] = arguments.get(call.call_idx, "") + call.arguments
-    return Answer(
+    return ModelAnswer(
         "".join(delta.reasoning for delta in deltas),
         "".join(delta.content for delta in deltas),
         tuple((names[at], arguments[at]) for at in names),
@@ -54,7 +86,7 @@ def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[s
     )
 
 
-def is_right(answer: Answer, check: Mapping[str, Any]) -> bool:
+def is_right(answer: ModelAnswer, check: Mapping[str, Any]) -> bool:
     """Whether the answer passes its check."""
     kind = check["kind"]
     if kind == "number":
@@ -71,7 +103,7 @@ def is_right(answer: Answer, check: Mapping[str, Any]) -> bool:
     raise Unsupported(f"Unknown kind of check {kind!r}.")
 
 
-def is_exact(answer: Answer, check: Mapping[str, Any]) -> bool:
+def is_exact(answer: ModelAnswer, check: Mapping[str, Any]) -> bool:
     """As ``is_right``; of a JSON answer every value as well."""
     return is_right(answer, check) and (check["kind"] != "json" or _same(_loaded(answer.content), check["value"]))
 

@@ -16,7 +16,7 @@ from microscale.models.config import LayerKind
 from microscale.text.chat_format import ChatFormat
 from microscale_lab.batches import SequenceChunk, build_batch
 from microscale_lab.quality.checks import is_right, parse
-from microscale_lab.quality.encoded import Encoded
+from microscale_lab.quality.tasks import Encoded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +106,7 @@ def greedy_after(
     return answers
 
 
-def judge(encoded: Sequence[Encoded], answers: Sequence[list[int]], chat_format: ChatFormat) -> Accuracy:
+def check_answers(encoded: Sequence[Encoded], answers: Sequence[list[int]], chat_format: ChatFormat) -> Accuracy:
     """Which answers pass their check."""
     found = Accuracy()
     for item, answer in zip(encoded, answers, strict=True):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from microscale.errors import BadSetting
 from microscale.planning.precision import PRECISIONS
-from microscale_lab.quality.choices import REFERENCE
-from microscale_lab.quality.run import Row
+from microscale_lab.quality.run import REFERENCE, ChoiceResult
 
 BAR = 20
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ChoiceResult]) -> str:
     """Bars show the divergence on a logarithmic scale: from 1e-6 nats (empty) to 1 (full)."""
     width = max(len(row.choice) for row in rows)
     lines = [f"{'choice':<{width}} {'accuracy':>9} {'loss':>8} {'KL':>9} {'top-1':>7}  divergence"]
@@ -38,11 +34,11 @@ def bar(kl: float) -> str:
     return EIGHTHS[-1] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[ChoiceResult]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def as_markdown(rows: Sequence[Row], title: str, circumstances: str) -> str:
+def as_markdown(rows: Sequence[ChoiceResult], title: str, circumstances: str) -> str:
     """A section: every choice in a table, the plans' accuracy by task in another, and what could not run."""
     ran = [row for row in rows if row.distance is not None and row.accuracy is not None]
     parts = [f"## {title}", "", circumstances, ""]
@@ -63,19 +59,6 @@ def as_markdown(rows: Sequence[Row], title: str, circumstances: str) -> str:
     return "\n".join([*parts, "", *away_rows]).rstrip() + "\n"
 
 
-def write_section(page: Path, name: str, section: str) -> None:
-    """Put ``section`` between the markers of ``name`` in ``page``, which keeps all the rest."""
-    begin, end = (f"<!-- {edge} of the quality of {name} -->" for edge in ("begin", "end"))
-    block = f"{begin}\n{section.strip()}\n{end}"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    try:
-        text = page.read_text(encoding="utf-8")
-        found = pattern.sub(lambda _: block, text) if pattern.search(text) else f"{text.rstrip()}\n\n{block}\n"
-        page.write_text(found, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSetting(f"--markdown {page}, where the tables belong, cannot be rewritten: {error}.") from None
-
-
-def short_reason(row: Row) -> str:
+def short_reason(row: ChoiceResult) -> str:
     """The whole reason, with every implementation's, is in the JSON."""
     return (row.reason or "").split(";")[0].rstrip(".")

@@ -10,29 +10,68 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.runner import Model
-from microscale.errors import Unsupported
+from microscale.errors import BadSetting, Unsupported
+from microscale.planning.precision import PRECISIONS, Precision, make_precision
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
-from microscale_lab.quality.choices import REFERENCE, Choice
-from microscale_lab.quality.encoded import Encoded, encode
 from microscale_lab.quality.measure import (
     BATCH,
     MAX_TOKENS,
     Distance,
+    check_answers,
     distance,
     greedy,
     greedy_after,
-    judge,
     log_probabilities,
 )
-from microscale_lab.quality.tasks import Task
+from microscale_lab.quality.tasks import Encoded, HeldOutTask, encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LAYERS = ("qkv", "o", "lm_head", "embed")
+"""Layers of gpt-oss that are not in four bits already."""
+FORMATS = ("fp8", "mxfp8", "mxfp4")
+REFERENCE = "float32"
+
 
 @dataclass(frozen=True)
-class Row:
+class PrecisionChoice:
+    """One way to hold and compute a model."""
+
+    name: str
+    precision: Precision
+    dtype: str = "auto"
+    """Activations; ``auto`` is float32 on a CPU, so that a plan's weights alone are seen there."""
+
+
+def all_choices() -> list[PrecisionChoice]:
+    """Float32 first: it is what the others are held against."""
+    return [
+        PrecisionChoice(REFERENCE, make_precision("exact"), "float32"),
+        *(PrecisionChoice(name, make_precision(name)) for name in PRECISIONS),
+        PrecisionChoice("activations=bfloat16", make_precision("exact"), "bfloat16"),
+        PrecisionChoice("moe-activations=mxfp8", make_precision("exact", moe_activations="mxfp8")),
+        PrecisionChoice("kv-cache=fp8", make_precision("exact", kv_cache_dtype="fp8")),
+        *(
+            PrecisionChoice(f"{layer}={fmt}", make_precision("exact", (f"{layer}={fmt}",)))
+            for layer in LAYERS
+            for fmt in FORMATS
+        ),
+    ]
+
+
+def choose(names: Sequence[str]) -> list[PrecisionChoice]:
+    """Those of these names, float32 always among them; all without names."""
+    known = {choice.name: choice for choice in all_choices()}
+    for name in names:
+        if name not in known:
+            raise BadSetting(f"Unknown choice {name!r}; known are {', '.join(known)}.")
+    return [choice for name, choice in known.items() if not names or name in names or name == REFERENCE]
+
+
+@dataclass(frozen=True)
+class ChoiceResult:
     """One choice. A choice that cannot run here has only its reason."""
 
     choice: str
@@ -43,20 +82,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Question:
+class Comparison:
     """What is compared, on which model."""
 
     model: str
     tokenizer: Tokenizer
-    tasks: Sequence[Task]
-    choices: Sequence[Choice]
+    tasks: Sequence[HeldOutTask]
+    choices: Sequence[PrecisionChoice]
     device: str = "auto"
     offline: bool = False
     max_tokens: int = MAX_TOKENS
 
 
-def run(question: Question, on_answers: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
-    """Rows as they are measured, float32 first. Each choice loads the model anew; one is loaded at a time."""
+def run(question: Comparison, on_answers: Callable[[int], None] = lambda count: None) -> Iterator[ChoiceResult]:
+    """Rows as they are measured, float32 first. Each choice loads the model again; one is loaded at a time."""
     chat_format = chat_format_for(question.tokenizer)
     encoded = [encode(task, chat_format) for task in question.tasks]
     exact: list[Tensor] = []
@@ -75,7 +114,7 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
             model = load(prepare(options))
         except Unsupported as error:
             on_answers(len(encoded))
-            yield Row(choice.name, reason=str(error))
+            yield ChoiceResult(choice.name, reason=str(error))
             continue
         if choice.name == REFERENCE:
             exact = list(log_probabilities(model, encoded))
@@ -84,9 +123,9 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
         else:
             away = distance(log_probabilities(model, encoded), exact, encoded)
             answers = _answers(model, encoded, said, question.max_tokens, on_answers)
-        found = judge(encoded, answers, chat_format)
+        found = check_answers(encoded, answers, chat_format)
         by_task = {task: found.of(task) for task in sorted(found.asked)}
-        yield Row(choice.name, found.share, away, by_task)
+        yield ChoiceResult(choice.name, found.share, away, by_task)
 
 
 def _answers(

@@ -1,4 +1,4 @@
-"""Held-out tasks: a conversation, the answer that was taught for its like, and a check. Kept beside the demo model.
+"""Held-out tasks: a conversation, an answer of the kind that was taught, and a check. The demo model has such a file.
 
 A file has one JSON object to a line:
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from microscale.errors import BadCheckpoint
 from microscale.models import embedded
+from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 
 FILE_NAME = "tasks.jsonl.gz"
@@ -28,7 +29,7 @@ ANALYSIS, FINAL = "analysis", "final"
 
 
 @dataclass(frozen=True)
-class Said:
+class TaughtMessage:
     """One message of the answer that was taught."""
 
     channel: str
@@ -38,11 +39,11 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Task:
+class HeldOutTask:
     task: str
     messages: tuple[Message, ...]
     options: RenderOptions
-    answer: tuple[Said, ...]
+    answer: tuple[TaughtMessage, ...]
     check: Mapping[str, Any]
 
     @property
@@ -50,7 +51,7 @@ class Task:
         return frozenset(tool.name for tool in self.options.tools)
 
 
-def load_tasks(path: Path, per_task: int | None = None) -> list[Task]:
+def load_tasks(path: Path, per_task: int | None = None) -> list[HeldOutTask]:
     """The tasks of a file; the first ``per_task`` of each kind."""
     try:
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
@@ -66,15 +67,15 @@ def load_tasks(path: Path, per_task: int | None = None) -> list[Task]:
     return tasks
 
 
-def dump_tasks(tasks: Sequence[Task], path: Path) -> None:
+def dump_tasks(tasks: Sequence[HeldOutTask], path: Path) -> None:
     """The file of ``load_tasks``, the same bytes for the same tasks."""
     text = "".join(json.dumps(_record(task), ensure_ascii=False) + "\n" for task in tasks)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _task(record: Mapping[str, Any]) -> Task:
+def _task(record: Mapping[str, Any]) -> HeldOutTask:
     tools = tuple(Tool(tool["name"], tool["description"], tool["parameters"]) for tool in record["tools"])
-    return Task(
+    return HeldOutTask(
         record["task"],
         tuple(_message(message) for message in record["messages"]),
         RenderOptions(
@@ -83,7 +84,7 @@ def _task(record: Mapping[str, Any]) -> Task:
             tools=tools,
             response_format=ResponseFormat(**record["response_format"]) if record["response_format"] else None,
         ),
-        tuple(Said(said["channel"], said["function"], said["text"]) for said in record["answer"]),
+        tuple(TaughtMessage(said["channel"], said["function"], said["text"]) for said in record["answer"]),
         record["check"],
     )
 
@@ -93,7 +94,7 @@ def _message(record: Mapping[str, Any]) -> Message:
     return Message(Role(record["role"]), record["content"], tool_calls=calls, call_id=record.get("call_id"))
 
 
-def _record(task: Task) -> dict[str, Any]:
+def _record(task: HeldOutTask) -> dict[str, Any]:
     messages = []
     for message in task.messages:
         record: dict[str, Any] = {"role": message.role.value, "content": message.content}
@@ -116,3 +117,21 @@ def _record(task: Task) -> dict[str, Any]:
         "answer": [{"channel": s.channel, "function": s.function, "text": s.text} for s in task.answer],
         "check": task.check,
     }
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A task for one tokenizer."""
+
+    task: HeldOutTask
+    prompt: list[int]
+    answer: list[int]
+    """The answer that was taught, its end token included."""
+
+
+def encode(task: HeldOutTask, chat_format: ChatFormat) -> Encoded:
+    """Prompt and taught answer in token ids."""
+    texts = {said.channel: said.text for said in task.answer if said.function is None}
+    calls = tuple(ToolCall("", said.function, said.text) for said in task.answer if said.function is not None)
+    answer = Message(Role.ASSISTANT, texts.get(FINAL, ""), texts.get(ANALYSIS, ""), calls)
+    return Encoded(task, chat_format.render(task.messages, task.options), chat_format.turn(answer))

@@ -1,6 +1,6 @@
-"""From a card's report that was sent to what predictions use: measured rows, whole-model rows, and a line of README.
+"""Turns a report that was sent into data for predictions: measured rows, whole-model rows, and a line of README.
 
-A report is somebody else's file: it is checked like one. Rows faster than the card can be, unknown cards, wrong kernels
+A report comes from another person, so it is checked. Rows faster than the card can be, unknown cards, wrong kernels
 and reports without measurements are refused.
 """
 

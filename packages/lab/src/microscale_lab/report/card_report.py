@@ -1,7 +1,7 @@
 """``microscale report``: what a card does with our kernels, for its owner to send.
 
 One run: the machine as ``doctor`` sees it, every kernel executed against the float32 reference, kernels and whole
-models timed beside what was predicted, and clocks, power and throttling meanwhile. Without a GPU the kernels are
+models timed and compared with predictions, and clocks, power and throttling meanwhile. Without a GPU the kernels are
 executed on the CPU as a named card's, and nothing is timed. The result names no person, host, path or serial number.
 """
 
@@ -44,7 +44,7 @@ BENCH_MINUTES = 4.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportScope:
     """What the report covers. Without a GPU nothing is timed."""
 
     gpu: Gpu
@@ -57,17 +57,17 @@ class Asked:
     cache_dir: Path | None = None
 
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def make(asked: Asked, tell: Tell = lambda text: None) -> dict[str, Any]:
+def make(asked: ReportScope, report: Report = lambda text: None) -> dict[str, Any]:
     """The whole report as JSON."""
     began = time.monotonic()
     with watched() as seen:
-        tell("executing kernels")
+        report("executing kernels")
         executed = _executed(asked)
-        rows, row_faults = _kernel_rows(asked, tell)
-        models = _models(asked, tell)
+        rows, row_faults = _kernel_rows(asked, report)
+        models = _models(asked, report)
     found = {
         "schema": SCHEMA,
         "microscale": __version__,
@@ -105,7 +105,7 @@ def _card(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _executed(asked: Asked) -> dict[str, Any]:
+def _executed(asked: ReportScope) -> dict[str, Any]:
     """Every kernel against the reference, op by op."""
     card = card_name(asked.gpu)
     if card is None:
@@ -128,7 +128,7 @@ def _executed(asked: Asked) -> dict[str, Any]:
     return {"executed_on": where, "cases": sum(row["cases"] for row in rows), "failed": failed}
 
 
-def _kernel_rows(asked: Asked, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+def _kernel_rows(asked: ReportScope, report: Report) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of ``bench kernels``, as ``--record`` keeps them."""
     if not asked.on_gpu:
         return [], []
@@ -137,7 +137,7 @@ def _kernel_rows(asked: Asked, tell: Tell) -> tuple[list[dict[str, Any]], list[s
     for op in kernels.KernelBench:
         models: tuple[str | None, ...] = MODELS if op is kernels.KernelBench.MOE else (None,)
         for model in models:
-            tell(f"timing {op.value} {model or ''}".rstrip())
+            report(f"timing {op.value} {model or ''}".rstrip())
             try:
                 found += [asdict(record.measured(row)) for row in kernels.run(op, model)]
             except (Unsupported, WrongResult, torch.OutOfMemoryError) as error:
@@ -145,14 +145,14 @@ def _kernel_rows(asked: Asked, tell: Tell) -> tuple[list[dict[str, Any]], list[s
     return found, faults
 
 
-def _models(asked: Asked, tell: Tell) -> list[dict[str, Any]]:
+def _models(asked: ReportScope, report: Report) -> list[dict[str, Any]]:
     """Whole models that fit, with what was predicted of each row."""
     if not asked.on_gpu:
         return []
     found = []
     for model in asked.models:
         try:
-            for row in sweep.run(model, ("exact", "fast"), (), time.monotonic() + 60 * BENCH_MINUTES, tell):
+            for row in sweep.run(model, ("exact", "fast"), (), time.monotonic() + 60 * BENCH_MINUTES, report):
                 found.append({**row.to_json(), **predicted(row.case, asked.gpu)})
         except (MicroscaleError, torch.OutOfMemoryError) as error:
             found.append({"model": model, "missing": str(error).splitlines()[0]})
@@ -169,7 +169,7 @@ def predicted(case: ModelCase, gpu: Gpu) -> dict[str, float | None]:
     return {"predicted_us": round(point.us, 1), "low_us": low, "high_us": high}
 
 
-# ---- nothing that tells who sent it ---------------------------------------------------------------------------------
+# ---- anonymous reports ----------------------------------------------------------------------------------------------
 
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?/[\w.+@~-]+(?:/[\w.+@~-]*)+")
 _UUID = re.compile(r"\b(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")

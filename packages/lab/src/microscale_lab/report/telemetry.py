@@ -1,6 +1,6 @@
-"""Clocks, power, temperature and throttling while something runs, as ``nvidia-smi`` says once a second.
+"""Clocks, power, temperature and throttling while something runs, read from ``nvidia-smi`` once a second.
 
-Nothing that tells one machine from another is asked for: no serial number, no UUID, no bus address.
+Nothing that identifies a machine is queried: no serial number, no UUID, no bus address.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _range(values: Sequence[float]) -> dict[str, float]:
 
 
 def sample(found: Telemetry, tool: str) -> bool:
-    """Ask once; ``False`` where nobody answers."""
+    """Query once. ``False`` if there is no answer."""
     query = [tool, f"--query-gpu={','.join(FIELDS)},{THROTTLED}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
@@ -73,7 +73,7 @@ def sample(found: Telemetry, tool: str) -> bool:
 
 @contextmanager
 def watched() -> Iterator[Telemetry]:
-    """Inside, the GPU is looked at once a second."""
+    """Inside, the GPU is queried once a second."""
     found = Telemetry()
     tool = shutil.which("nvidia-smi")
     if tool is None:

@@ -30,14 +30,14 @@ from microscale_lab.kernel_bench.attention import (
     SINKS_SLIDING,
     WIDE_FULL,
     WIDE_SLIDING,
-    Case,
+    AttentionInput,
     Layer,
     make_batch,
     make_kv,
     rms_error,
 )
 from microscale_lab.tune import candidates
-from microscale_lab.tune.job import Job, Problem
+from microscale_lab.tune.job import TileSearch, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ QUICK = (
 
 
 @dataclass(frozen=True)
-class Windowed(Case):
+class Windowed(AttentionInput):
     """A layer with another window than its model has, or none."""
 
     window: int | None = None
@@ -76,7 +76,7 @@ class Windowed(Case):
         return replace(super().spec, window=self.window)
 
 
-def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
     """Each kind of work, head size and KV format once."""
     keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
@@ -84,36 +84,35 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
             yield job_of(key, gpu)
 
 
-def case_of(key: tiles.AttentionCase) -> Case:
+def case_of(key: tiles.AttentionCase) -> AttentionInput:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
-        spec, one = Case(layer, 1, 1).spec, key.work in (AttentionWork.DECODE, AttentionWork.FUSED_DECODE)
+        spec, one = AttentionInput(layer, 1, 1).spec, key.work in (AttentionWork.DECODE, AttentionWork.FUSED_DECODE)
         rows = tiles.VERIFY_ROWS if key.work is AttentionWork.FUSED_VERIFY else key.work.rows
         new = 1 if one else rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
-            return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
-        return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
+            return AttentionInput(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
+        return AttentionInput(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
     if key.work is AttentionWork.PREFILL_WINDOW and key.head_dim == 64:
         layer = SINKS_SLIDING
-    case = Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
+    case = AttentionInput(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
     if (case.spec.window is not None) == (key.work is AttentionWork.PREFILL_WINDOW):
         return case
-    return Windowed(
-        layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=None if key.work is AttentionWork.PREFILL else WINDOW
-    )
+    window = None if key.work is AttentionWork.PREFILL else WINDOW
+    return Windowed(layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=window)
 
 
-def job_of(key: tiles.AttentionCase, gpu: Gpu) -> Job:
+def job_of(key: tiles.AttentionCase, gpu: Gpu) -> TileSearch:
     case = case_of(key)
     prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
     from_heads = " from the projection" if key.work.fused else ""
-    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", candidates.of_attention(key, gpu), prepare)
+    return TileSearch(tiles.SECTION, key, f"{case.name}{from_heads}", candidates.of_attention(key, gpu), prepare)
 
 
-def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def plain(case: AttentionInput, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From queries."""
 
-    def prepare(device: str) -> Problem:
+    def prepare(device: str) -> TuningProblem:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
         caches = [make_kv(case, generator, device) for _ in range(LAYERS_IN_A_GRAPH)]
@@ -128,18 +127,18 @@ def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
         def error() -> float:
             return rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
 
-        return Problem(lambda: [attend(kv) for kv in caches], error, RMS_TOLERANCE, len(caches))
+        return TuningProblem(lambda: [attend(kv) for kv in caches], error, RMS_TOLERANCE, len(caches))
 
     return prepare
 
 
-def as_stored(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def as_stored(case: AttentionInput, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From queries, with no bf16 copy of FP8 keys."""
     return lambda device: widened_from(NEVER, plain(case, gpu)(device), gpu)
 
 
-def widened_from(rows: int, problem: Problem, gpu: Gpu) -> Problem:
-    """With a bf16 copy of FP8 keys from so many query rows on."""
+def widened_from(rows: int, problem: TuningProblem, gpu: Gpu) -> TuningProblem:
+    """With a bf16 copy of FP8 keys from ``rows`` query rows on."""
     return problem.under(thresholds.SECTION, gpu.family, Key(ThresholdName.WIDEN_ROWS), Value(rows))
 
 
@@ -168,7 +167,7 @@ class FromHeads:
     slots: Tensor
 
     @classmethod
-    def of(cls, case: Case, device: str) -> FromHeads:
+    def of(cls, case: AttentionInput, device: str) -> FromHeads:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
         batch = make_batch(case, generator, device)
@@ -198,19 +197,19 @@ class FromHeads:
         q = TritonSmall(gpu).rope_and_write_kv(self.qkv, *heads, kv, self.slots, self.transform.norms)
         return run_attention(PagedAttention(), self.spec, gpu, q, kv, self.batch, self.sinks)
 
-    def problem(self, attend: Callable[[PagedKv], Tensor]) -> Problem:
+    def problem(self, attend: Callable[[PagedKv], Tensor]) -> TuningProblem:
         expected = self.answer()
 
         def error() -> float:
             return float((attend(self.caches[0]).float() - expected).norm() / expected.norm())
 
-        return Problem(lambda: [attend(kv) for kv in self.caches], error, FUSED_TOLERANCE, len(self.caches))
+        return TuningProblem(lambda: [attend(kv) for kv in self.caches], error, FUSED_TOLERANCE, len(self.caches))
 
 
-def fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def fused(case: AttentionInput, gpu: Gpu) -> Callable[[str], TuningProblem]:
     """From the projection."""
 
-    def prepare(device: str) -> Problem:
+    def prepare(device: str) -> TuningProblem:
         heads = FromHeads.of(case, device)
         return heads.problem(lambda kv: heads.in_one_launch(gpu, kv))
 

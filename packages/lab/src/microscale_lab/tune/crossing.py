@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from microscale.errors import MicroscaleError
-from microscale_lab.tune.job import Bench, Problem, is_right
+from microscale_lab.tune.job import Bench, TuningProblem, is_right
 
 TIE = 0.02
 """Relative. One H200 gave the same graph times that differ by 1 % within a minute."""
@@ -25,9 +25,9 @@ TURNS = 3
 class Sides(NamedTuple):
     """The same work in two ways."""
 
-    below: Problem
+    below: TuningProblem
     """The way for smaller sizes."""
-    above: Problem
+    above: TuningProblem
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
 from microscale.kernels.dense.reference import dense as reference
 from microscale.kernels.dense.spec import DenseWeights
-from microscale_lab.kernel_bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, Shape, random_weights
+from microscale_lab.kernel_bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, DenseShape, random_weights
 from microscale_lab.tune import candidates
-from microscale_lab.tune.job import Job, Problem
+from microscale_lab.tune.job import TileSearch, TuningProblem
 
 COLUMNS = 2880
 BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4}
@@ -28,7 +28,7 @@ MANY_ROWS = 201088
 ROWS_PER_SM = {Size.TWO_PROGRAMS: 28, Size.ONE_WAVE: 40, Size.CROWDED: 64}
 
 
-def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
     if quick:
         yield job_of(DenseCase(DenseFormat.BF16, 8, Size.ONE_WAVE), gpu)
         yield job_of(DenseCase(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
@@ -45,14 +45,15 @@ def rows_of(size: Size, gpu: Gpu) -> int:
     return rows
 
 
-def job_of(case: DenseCase, gpu: Gpu) -> Job:
+def job_of(case: DenseCase, gpu: Gpu) -> TileSearch:
     rows, tokens = rows_of(case.size, gpu), 1 if case.columns == dense.COLUMNS[0] else case.columns
     about = f"{case.format}, {rows} x {COLUMNS}, {tokens} tokens"
-    return Job(dense.SECTION, case, about, list(candidates.of_dense(case, gpu)), _prepared(case, rows, tokens, gpu))
+    tiles = list(candidates.of_dense(case, gpu))
+    return TileSearch(dense.SECTION, case, about, tiles, _prepared(case, rows, tokens, gpu))
 
 
 @dataclass(frozen=True)
-class Layers:
+class DenseLayers:
     """Dense layers with weights of their own, and a batch."""
 
     packed: list[PackedDense]
@@ -61,9 +62,9 @@ class Layers:
     """The reference's answer of the first, in its first rows."""
 
     @classmethod
-    def of(cls, weight_format: str, rows: int, columns: int, tokens: int, device: str) -> Layers:
+    def of(cls, weight_format: str, rows: int, columns: int, tokens: int, device: str) -> DenseLayers:
         generator = torch.Generator(device).manual_seed(rows)
-        shape = Shape("tune", rows, columns)
+        shape = DenseShape("tune", rows, columns)
         count = max(1, -(-ROTATED_BYTES // (rows * columns * BITS[DenseFormat(weight_format)] // 8)))
         first = random_weights(shape, weight_format, generator)
         packed = [_packed(first)]
@@ -72,7 +73,7 @@ class Layers:
         head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
         return cls(packed, x, reference(x, head))
 
-    def problem(self, run: Callable[[PackedDense, Tensor], Tensor], roundings: int = 1) -> Problem:
+    def problem(self, run: Callable[[PackedDense, Tensor], Tensor], roundings: int = 1) -> TuningProblem:
         """``roundings`` to bf16 on the way to an answer."""
 
         def error() -> float:
@@ -80,12 +81,12 @@ class Layers:
             return float((ours - self.expected).norm() / self.expected.norm())
 
         tolerance = RMS_TOLERANCE * roundings**0.5
-        return Problem(lambda: [run(each, self.x) for each in self.packed], error, tolerance, len(self.packed))
+        return TuningProblem(lambda: [run(each, self.x) for each in self.packed], error, tolerance, len(self.packed))
 
 
-def _prepared(case: DenseCase, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
-    def prepare(device: str) -> Problem:
-        layers = Layers.of(case.format, rows, COLUMNS, tokens, device)
+def _prepared(case: DenseCase, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], TuningProblem]:
+    def prepare(device: str) -> TuningProblem:
+        layers = DenseLayers.of(case.format, rows, COLUMNS, tokens, device)
         return layers.problem(lambda packed, x: small_batch.run(packed, gpu, x, None))
 
     return prepare

@@ -20,7 +20,7 @@ from microscale.kernels.moe.spec import Activations, MoeSpec
 from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
 from microscale_lab.tune import candidates
-from microscale_lab.tune.job import Job, Problem
+from microscale_lab.tune.job import TileSearch, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ MORE = {4: "gpt-oss-120b with 8 experts a token", 8: "gpt-oss-120b in mxfp8 with
 """Weight bits → a layer of more than one wave, whose row serves every larger load."""
 
 
-def layer_of(name: str) -> moe.Layer:
+def layer_of(name: str) -> moe.ExpertLayer:
     big = moe.LAYERS["gpt-oss-120b"]
     if name == HALF:
         return replace(big, intermediate=big.intermediate // 2)
@@ -48,11 +48,11 @@ def layer_of(name: str) -> moe.Layer:
         return moe.LAYERS[name]
     spec = layer_spec(name, "experts", MoeSpec)
     sizes = (spec.num_experts, spec.top_k, spec.hidden, spec.intermediate)
-    return moe.Layer(*sizes, spec.weight_format, spec.gate, spec.bias)
+    return moe.ExpertLayer(*sizes, spec.weight_format, spec.gate, spec.bias)
 
 
 @dataclass(frozen=True)
-class Work:
+class ExpertGemmWork:
     """One GEMM of one layer at one batch size."""
 
     model: str
@@ -68,23 +68,23 @@ class Work:
         return f"{self.gemm}, an expert layer of {self.model}, {self.tokens} tokens"
 
 
-def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
     for model in ("gpt-oss-20b",) if quick else MODELS:
         for tokens in (1,) if quick else (1, 2):
-            yield from (job_of(Work(model, gemm, tokens), gpu) for gemm in DIRECT)
+            yield from (job_of(ExpertGemmWork(model, gemm, tokens), gpu) for gemm in DIRECT)
     if quick:
-        yield job_of(Work("gpt-oss-20b", LISTS[0], OWN_LIST), gpu)
+        yield job_of(ExpertGemmWork("gpt-oss-20b", LISTS[0], OWN_LIST), gpu)
     else:
         for gemm in LISTS:
             lists = (*((model, tokens) for model in MODELS for tokens in (OWN_LIST, LIST)), *FEW)
-            found = [job_of(Work(model, gemm, tokens), gpu) for model, tokens in lists]
+            found = [job_of(ExpertGemmWork(model, gemm, tokens), gpu) for model, tokens in lists]
             # A row is measured for the first that it serves.
             yield from {job.key: job for job in reversed(found)}.values()
         for model, tokens in ((HALF, 1), ("qwen3-30b-a3b", 2), (MORE[4], 2), (MORE[8], 2)):
-            yield job_of(Work(model, ExpertGemm.GATE_UP_DIRECT, tokens), gpu)
+            yield job_of(ExpertGemmWork(model, ExpertGemm.GATE_UP_DIRECT, tokens), gpu)
 
 
-def job_of(work: Work, gpu: Gpu) -> Job:
+def job_of(work: ExpertGemmWork, gpu: Gpu) -> TileSearch:
     layer = layer_of(work.model)
     bits = 4 if layer.weight_format == "mxfp4" else 8
     of_down = work.gemm in (ExpertGemm.DOWN_DIRECT, ExpertGemm.DOWN_LIST)
@@ -98,10 +98,12 @@ def job_of(work: Work, gpu: Gpu) -> Job:
     else:
         in_use = experts.direct_down(*sizes) if of_down else experts.direct_gate_up(*sizes)
     tiles = candidates.of_experts(work.gemm, shape, gpu, in_use)
-    return Job(experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu))
+    return TileSearch(
+        experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu)
+    )
 
 
-def key_of(work: Work, bits: int, top_k: int, load: float, gpu: Gpu) -> ExpertCase:
+def key_of(work: ExpertGemmWork, bits: int, top_k: int, load: float, gpu: Gpu) -> ExpertCase:
     """Of the row that serves the case today, or of a new one. Rows of gate and up differ by the load alone: how many
     row tiles there are for an SM decides what registers leave one wave. Those of down differ by tokens."""
     serving, _ = experts.find(work.gemm, bits, work.tokens, top_k, load, gpu)
@@ -114,8 +116,8 @@ def key_of(work: Work, bits: int, top_k: int, load: float, gpu: Gpu) -> ExpertCa
     return serving or ExpertCase(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, up_to)
 
 
-def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
-    def prepare(device: str) -> Problem:
+def _prepared(work: ExpertGemmWork, gpu: Gpu) -> Callable[[str], TuningProblem]:
+    def prepare(device: str) -> TuningProblem:
         generator = Generator(device).manual_seed(0)
         layer = layer_of(work.model)
         spec = layer.spec(work.tokens)
@@ -134,7 +136,7 @@ def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
             return moe.rms_error(run(), x, routing, checked, layer.gate)
 
         tolerance = moe.RMS_TOLERANCE[Activations.BF16]
-        return Problem(lambda: [run(index) for index in range(NUM_LAYERS)], error, tolerance, NUM_LAYERS)
+        return TuningProblem(lambda: [run(index) for index in range(NUM_LAYERS)], error, tolerance, NUM_LAYERS)
 
     return prepare
 

@@ -19,7 +19,7 @@ from microscale.kernels.moe import grouped, grouped_wgmma, reference
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
 from microscale_lab.tune import candidates
-from microscale_lab.tune.job import Job, Problem
+from microscale_lab.tune.job import TileSearch, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ CHECKED_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupedShape:
     """The layer that is timed: gpt-oss-120b's, 1.7 GB in MXFP4. With 16 experts, which fill the SMs unevenly, narrower
     tiles win than on the real layer."""
 
@@ -46,23 +46,23 @@ class Shape:
 Packing = Callable[[str], tuple[MoeWeights, PackedExperts]]
 
 
-def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
     paths, shares = (runnable(gpu)[:1], (32,)) if quick else (runnable(gpu), SHARES)
     for path in paths:
-        yield from jobs_of(path, gpu, shares, Shape(num_experts=32) if quick else Shape())
+        yield from jobs_of(path, gpu, shares, GroupedShape(num_experts=32) if quick else GroupedShape())
 
 
-def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: Shape) -> Iterator[Job]:
+def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: GroupedShape) -> Iterator[TileSearch]:
     packing = packing_of(path, shape)
     tiles = list(candidates.of_gemm(path, gpu))
     for index, share in enumerate(shares):
         last = index + 1 == len(shares)
         up_to = BUSY_PAIRS if last else round((share * shares[index + 1]) ** 0.5)
         about = f"{path}, {shape.num_experts} experts of {shape.hidden} x {shape.intermediate}, {share} pairs each"
-        yield Job(gemm.SECTION, GemmCase(path, up_to), about, tiles, prepared(path, gpu, packing, share))
+        yield TileSearch(gemm.SECTION, GemmCase(path, up_to), about, tiles, prepared(path, gpu, packing, share))
 
 
-def packing_of(path: GemmPath, shape: Shape) -> Packing:
+def packing_of(path: GemmPath, shape: GroupedShape) -> Packing:
     """One layer for all shares, and only while it is held."""
 
     @cache
@@ -73,10 +73,10 @@ def packing_of(path: GemmPath, shape: Shape) -> Packing:
     return packing
 
 
-def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable[[str], Problem]:
-    """One layer at so many pairs an expert."""
+def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable[[str], TuningProblem]:
+    """One layer at ``share`` pairs for each expert."""
 
-    def prepare(device: str) -> Problem:
+    def prepare(device: str) -> TuningProblem:
         experts, packed = packing(device)
         x, routing = make_tokens(experts, share)
 
@@ -91,7 +91,7 @@ def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable
         def error() -> float:
             return float((run()[:CHECKED_TOKENS].float() - expected).norm() / expected.norm())
 
-        return Problem(run, error, MAX_ERROR[path.activation_bytes])
+        return TuningProblem(run, error, MAX_ERROR[path.activation_bytes])
 
     return prepare
 
@@ -114,7 +114,7 @@ def runnable(gpu: Gpu) -> list[GemmPath]:
     return [path for path in GemmPath if not path.wgmma and (scaled or not path.block_scaled)]
 
 
-def make_experts(shape: Shape, path: GemmPath, device: str = "cuda") -> MoeWeights:
+def make_experts(shape: GroupedShape, path: GemmPath, device: str = "cuda") -> MoeWeights:
     """Random experts."""
     generator = torch.Generator(device).manual_seed(0)
 

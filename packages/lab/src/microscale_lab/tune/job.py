@@ -28,7 +28,7 @@ QUICK_TILES = 4
 
 
 @dataclass(frozen=True)
-class Problem:
+class TuningProblem:
     """A case with its tensors. Both functions start kernels with whatever tile is on trial."""
 
     work: Callable[[], object]
@@ -39,7 +39,7 @@ class Problem:
     calls: int = 1
     """Of the layer, in ``work``: several with weights of their own, so that none are read from L2."""
 
-    def under(self, section: Section[Any, Any], family: Family, key: Any, tile: Any) -> Problem:
+    def under(self, section: Section[Any, Any], family: Family, key: Any, tile: Any) -> TuningProblem:
         """The same with a tile on trial."""
 
         def tried(call: Callable[[], ResultT]) -> Callable[[], ResultT]:
@@ -52,9 +52,9 @@ class Problem:
         return replace(self, work=tried(self.work), error=tried(self.error))
 
 
-def together(problems: Sequence[Problem]) -> Problem:
+def together(problems: Sequence[TuningProblem]) -> TuningProblem:
     """One call of each, checked and timed as one."""
-    return Problem(
+    return TuningProblem(
         lambda: [problem.work() for problem in problems],
         lambda: max((problem.error() for problem in problems), key=lambda error: (error != error, error)),
         min(problem.max_error for problem in problems),
@@ -62,12 +62,12 @@ def together(problems: Sequence[Problem]) -> Problem:
     )
 
 
-def measure(problem: Problem, time_us: TimeUs) -> float:
+def measure(problem: TuningProblem, time_us: TimeUs) -> float:
     """Microseconds, or infinity where the answer is wrong or the kernel cannot be built or launched."""
     return time_us(problem.work) / problem.calls if is_right(problem) else float("inf")
 
 
-def is_right(problem: Problem) -> bool:
+def is_right(problem: TuningProblem) -> bool:
     """Whether the kernel can be built and launched, and its answer is the reference's."""
     try:
         error = problem.error()
@@ -111,12 +111,12 @@ class Bench:
     device: str
     quick: bool = False
 
-    def compile_ahead(self, problems: Iterable[Problem]) -> None:
+    def compile_ahead(self, problems: Iterable[TuningProblem]) -> None:
         """All kernels that these would start, side by side."""
         self.compile(problem.work for problem in problems)
 
     def fastest(
-        self, section: Section[Any, Any], key: Any, tiles: Sequence[Any], about: str, problem: Problem
+        self, section: Section[Any, Any], key: Any, tiles: Sequence[Any], about: str, problem: TuningProblem
     ) -> Timed:
         """Of the tiles whose answer is right."""
         tried = [problem.under(section, self.gpu.family, key, tile) for tile in tiles]
@@ -131,7 +131,7 @@ class Bench:
         right = sorted(us for us, _ in timed if us < float("inf"))
         return Timed(tile, us, len(right), right[1] if len(right) > 1 else None)
 
-    def measure_one(self, problem: Problem) -> float:
+    def measure_one(self, problem: TuningProblem) -> float:
         """Microseconds, or infinity where it is wrong."""
         self.compile_ahead([problem])
         return measure(problem, self.time_us)
@@ -170,7 +170,7 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class TileSearch:
     """The fastest tile of one case."""
 
     section: Section[Any, Any]
@@ -178,7 +178,7 @@ class Job:
     """Of the row that the best tile gets, and under which candidates are on trial."""
     about: str
     tiles: Sequence[Any]
-    prepare: Callable[[str], Problem]
+    prepare: Callable[[str], TuningProblem]
     """With tensors on this device."""
 
     @property
@@ -189,7 +189,7 @@ class Job:
     def steps(self) -> int:
         return len(self.tiles)
 
-    def quick(self) -> Job:
+    def quick(self) -> TileSearch:
         step = max(1, len(self.tiles) // QUICK_TILES)
         return replace(self, tiles=self.tiles[::step][:QUICK_TILES])
 

@@ -25,11 +25,11 @@ from microscale.hardware.tiles.attention import (
 )
 from microscale.hardware.tiles.tuned import Section, TunedTile, trial
 from microscale.kernels.attention.paths import most_splits, tile_of
-from microscale_lab.kernel_bench.attention import Case, Layer
+from microscale_lab.kernel_bench.attention import AttentionInput, Layer
 from microscale_lab.tune import candidates
 from microscale_lab.tune.attention import DECODE_CONTEXT, DECODE_SEQUENCES, LAYER_OF, FromHeads, fused, plain
 from microscale_lab.tune.crossing import Border, Crossing, Sides, find_border
-from microscale_lab.tune.job import Bench, Problem, together
+from microscale_lab.tune.job import Bench, TuningProblem, together
 
 SHORT_CONTEXTS = (160, 1024)
 SPLITS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -98,8 +98,8 @@ class SplitJob:
     def _start(self) -> SplitKv:
         return split_kv(self.head_dim, self.gpu, self.kv)
 
-    def _case(self, sequences: int, context: int) -> Case:
-        return Case(self.layer, sequences, context, fp8=self.kv is Kv.FP8)
+    def _case(self, sequences: int, context: int) -> AttentionInput:
+        return AttentionInput(self.layer, sequences, context, fp8=self.kv is Kv.FP8)
 
     @property
     def _fused(self) -> bool:
@@ -109,7 +109,7 @@ class SplitJob:
         found = CANDIDATES[name](start)
         return found[:: max(1, len(found) - 1)] if self.few else found
 
-    def _best(self, bench: Bench, name: str, start: SplitKv, work: tuple[str, Problem]) -> tuple[SplitKv, str]:
+    def _best(self, bench: Bench, name: str, start: SplitKv, work: tuple[str, TuningProblem]) -> tuple[SplitKv, str]:
         """With one figure changed to the fastest; the splits of a short context are added up in the better way."""
         about, problem = work
         tiles = self._tiles(name, start)
@@ -117,18 +117,18 @@ class SplitJob:
         value = getattr(best.tile, name)
         return replace(start, **{name: value}), f"{about}: {best.us:.1f} us with {name} {value}, {best.text}"
 
-    def _long(self, device: str) -> tuple[str, Problem]:
+    def _long(self, device: str) -> tuple[str, TuningProblem]:
         case = self._case(DECODE_SEQUENCES, DECODE_CONTEXT)
         return case.name, plain(case, self.gpu)(device)
 
-    def _short(self, device: str) -> tuple[str, Problem]:
+    def _short(self, device: str) -> tuple[str, TuningProblem]:
         """As a single sequence decodes on this card."""
         cases = [self._case(1, context) for context in SHORT_CONTEXTS]
         prepare = fused if self._fused else plain
         name = f"{cases[0].name} and {' and '.join(str(case.context) for case in cases[1:])}"
         return name, together([prepare(case, self.gpu)(device) for case in cases])
 
-    def _under(self, problem: Problem, tile: SplitKv) -> Problem:
+    def _under(self, problem: TuningProblem, tile: SplitKv) -> TuningProblem:
         return problem.under(SPLIT_SECTION, self.gpu.family, self.key, tile)
 
     def _merges(self, found: SplitKv) -> Crossing:

@@ -27,14 +27,14 @@ from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Activations, Parts, Routing
 from microscale.kernels.small.fused import TritonSmall
 from microscale_lab.kernel_bench import moe
-from microscale_lab.kernel_bench.attention import Case
+from microscale_lab.kernel_bench.attention import AttentionInput
 from microscale_lab.kernel_bench.dense import ROTATED_BYTES
 from microscale_lab.kernel_bench.small import EPSILON
 from microscale_lab.tune import attention as tune_attention
 from microscale_lab.tune import dense as tune_dense
 from microscale_lab.tune import grouped as tune_grouped
 from microscale_lab.tune.crossing import Border, Crossing, Sides, find_border
-from microscale_lab.tune.job import Bench, Problem
+from microscale_lab.tune.job import Bench, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,27 +200,27 @@ def sum_in_norm_sides(tokens: int, gpu: Gpu, device: str) -> Sides:
 Start = Callable[[PackedExperts, "Tensor", Routing], "Tensor"]
 
 
-def layer_sides(layer: moe.Layer, tokens: int, device: str, below: Start, above: Start) -> Sides:
-    """Two ways of an expert layer, over so many layers that their weights come from memory."""
+def layer_sides(layer: moe.ExpertLayer, tokens: int, device: str, below: Start, above: Start) -> Sides:
+    """Two ways of an expert layer, over enough layers that their weights come from memory."""
     generator = Generator(device).manual_seed(0)
     count = max(1, round(ROTATED_BYTES / (layer.num_experts * bytes_per_expert(layer.spec(tokens)))))
     made = [moe.random_experts(layer, generator) for _ in range(count)]
     packed = [pack_experts(each, layer.gate) for each in made]
     x, routing = moe.random_tokens(layer, tokens, generator)
 
-    def problem(start: Start) -> Problem:
+    def problem(start: Start) -> TuningProblem:
         def error() -> float:
             return moe.rms_error(start(packed[0], x, routing), x, routing, made[0], layer.gate)
 
         tolerance = moe.RMS_TOLERANCE[Activations.BF16]
-        return Problem(lambda: [start(each, x, routing) for each in packed], error, tolerance, count)
+        return TuningProblem(lambda: [start(each, x, routing) for each in packed], error, tolerance, count)
 
     return Sides(problem(below), problem(above))
 
 
 def fp8_pairs(gpu: Gpu) -> Threshold:
     """More tokens than a small batch has, on ``wgmma`` in bf16 and in FP8."""
-    shape = tune_grouped.Shape()
+    shape = tune_grouped.GroupedShape()
     packing = tune_grouped.packing_of(GemmPath.W4A16_WGMMA, shape)
 
     def prepare(device: str, pairs: int) -> list[Sides]:
@@ -234,7 +234,7 @@ def fp8_pairs(gpu: Gpu) -> Threshold:
 
 def mxfp8_resident_pairs(gpu: Gpu) -> Threshold:
     """MXFP8 experts in the portable grouped kernel and in the resident one on ``wgmma``."""
-    shape = tune_grouped.Shape()
+    shape = tune_grouped.GroupedShape()
     packing = tune_grouped.packing_of(GemmPath.W8A16, shape)
 
     def prepare(device: str, pairs: int) -> list[Sides]:
@@ -254,7 +254,7 @@ def unpack_tokens(gpu: Gpu) -> Threshold:
         return [dense_sides(fmt, UNPACK_SHAPE, tokens, device) for fmt in FORMATS]
 
     def dense_sides(fmt: str, shape: tuple[int, int], tokens: int, device: str) -> Sides:
-        layers = tune_dense.Layers.of(fmt, *shape, tokens, device)
+        layers = tune_dense.DenseLayers.of(fmt, *shape, tokens, device)
         # FP8 weights with their scales round to bf16 when they are unpacked.
         unpacked = layers.problem(lambda packed, x: unpack.run(packed, x, None), roundings=2 if fmt == "fp8" else 1)
         return Sides(layers.problem(by_gemm(gpu)), unpacked)
@@ -265,7 +265,7 @@ def unpack_tokens(gpu: Gpu) -> Threshold:
 
 
 def few_rows_programs(gpu: Gpu) -> Threshold:
-    """So many rows that a batch makes so many programs on an SM."""
+    """Enough rows that a batch has ``programs`` programs on each SM."""
 
     def prepare(device: str, programs: int) -> list[Sides]:
         return few_rows_sides(gpu, programs, (32, 64), device)
@@ -296,7 +296,7 @@ def few_rows_sides(gpu: Gpu, programs: int, batches: Sequence[int], device: str)
         blocks = -(-tokens // dense.COLUMNS[-1])
         rows = max(1, programs * gpu.num_sms // blocks) * TILE_ROWS
         for fmt in FORMATS:
-            layers = tune_dense.Layers.of(fmt, rows, FEW_ROWS_COLUMNS, tokens, device)
+            layers = tune_dense.DenseLayers.of(fmt, rows, FEW_ROWS_COLUMNS, tokens, device)
             by_small_batch = layers.problem(lambda packed, x: small_batch.run(packed, gpu, x, None))
             found.append(Sides(by_small_batch, layers.problem(by_gemm(gpu))))
     return found
@@ -315,9 +315,9 @@ def widen_rows(gpu: Gpu) -> Threshold:
     def prepare(device: str, rows: int) -> list[Sides]:
         found = []
         for layer in dict.fromkeys(tune_attention.LAYER_OF.values()):
-            spec = Case(layer, 1, 1).spec
+            spec = AttentionInput(layer, 1, 1).spec
             new = rows * spec.num_kv_heads // spec.num_heads
-            problem = tune_attention.plain(Case(layer, 1, WIDEN_CONTEXT, new=new, fp8=True), gpu)(device)
+            problem = tune_attention.plain(AttentionInput(layer, 1, WIDEN_CONTEXT, new=new, fp8=True), gpu)(device)
             found.append(Sides(*(tune_attention.widened_from(least, problem, gpu) for least in (NEVER, 1))))
         return found
 

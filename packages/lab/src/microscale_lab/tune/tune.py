@@ -106,7 +106,7 @@ def _merge(
     rows: list[TunedTile[Any, Any]],
     gone: set[Any],
 ) -> list[TunedTile[Any, Any]]:
-    """The section with these rows in place of those that they stand for, and without those that are gone."""
+    """The section with these rows in place of older ones of the same case, and without those that are gone."""
     if section.name is Kernels.GROUPED_GEMM:
         measured = {row.key.path for row in rows}
         return [row for row in earlier.values() if row.key.path not in measured] + tune_grouped.joined(rows)

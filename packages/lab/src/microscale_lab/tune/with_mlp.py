@@ -35,7 +35,7 @@ from microscale_lab.kernel_bench import moe
 from microscale_lab.kernel_bench.layers import layer_spec
 from microscale_lab.tune import candidates
 from microscale_lab.tune.crossing import TIE
-from microscale_lab.tune.job import QUICK_TILES, Bench, Problem
+from microscale_lab.tune.job import QUICK_TILES, Bench, TuningProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,10 @@ def mlp_units() -> int:
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayersWithMlp:
     """Expert layers with their MLPs, and a batch."""
 
-    layer: moe.Layer
+    layer: moe.ExpertLayer
     gate: Gate
     """Of the MLP, whose rows come in runs."""
     packed: list[tuple[PackedExperts, Mlp]]
@@ -67,7 +67,7 @@ class Layers:
     routing: Routing
 
     @classmethod
-    def of(cls, tokens: int, device: str) -> Layers:
+    def of(cls, tokens: int, device: str) -> LayersWithMlp:
         generator = Generator(device).manual_seed(0)
         layer, units = moe.LAYERS[MODEL], mlp_units()
         made = [_weights(layer, units, generator) for _ in range(NUM_LAYERS)]
@@ -98,7 +98,7 @@ class Layers:
 
         return streams(of_mlp, lambda: small_batch.run_direct(packed, spec, gpu, self.x[1], self.routing), at_once=True)
 
-    def problem(self, gpu: Gpu, *, apart: bool = False) -> Problem:
+    def problem(self, gpu: Gpu, *, apart: bool = False) -> TuningProblem:
         expected, streams = self.expected(), SideStream(self.x.device)
 
         def run(index: int = 0) -> tuple[Tensor, Tensor]:
@@ -109,13 +109,13 @@ class Layers:
             return float(torch.stack(errors).max())
 
         tolerance = moe.RMS_TOLERANCE[Activations.BF16]
-        return Problem(lambda: [run(index) for index in range(NUM_LAYERS)], error, tolerance, NUM_LAYERS)
+        return TuningProblem(lambda: [run(index) for index in range(NUM_LAYERS)], error, tolerance, NUM_LAYERS)
 
 
-def _weights(layer: moe.Layer, units: int, generator: Generator) -> tuple[MoeWeights, DenseWeights, DenseWeights]:
+def _weights(layer: moe.ExpertLayer, units: int, generator: Generator) -> tuple[MoeWeights, DenseWeights, DenseWeights]:
     shapes = (2 * units, layer.hidden), (layer.hidden, units)
     # As of an lm_head: without a bias.
-    mlp = [bench_dense.Shape("mlp", *shape, is_head=True) for shape in shapes]
+    mlp = [bench_dense.DenseShape("mlp", *shape, is_head=True) for shape in shapes]
     gate_up, down = (bench_dense.random_weights(shape, layer.weight_format, generator) for shape in mlp)
     return moe.random_experts(layer, generator), gate_up, down
 
@@ -150,7 +150,7 @@ class WithMlpJob:
             found.append(self._best(bench, self._gate_up_key(tokens), tokens, self._down_key, down))
         first = found[0]
         found.append(self._best(bench, self._down_key, TOKENS[0], first.key, first.tile))
-        layers = Layers.of(TOKENS[0], bench.device)
+        layers = LayersWithMlp.of(TOKENS[0], bench.device)
         apart = bench.measure_one(layers.problem(self.gpu, apart=True))
         said = f"; on two streams {apart:.1f} us"
         ours = found[-1].measured.us
@@ -163,7 +163,9 @@ class WithMlpJob:
         self, bench: Bench, key: ExpertCase, tokens: int, other: ExpertCase, tile: ExpertTile
     ) -> TunedTile[Any, Any]:
         about = f"{key.gemm}, an expert layer of {MODEL} with its MLP, {tokens} tokens"
-        problem = Layers.of(tokens, bench.device).problem(self.gpu).under(self.section, self.gpu.family, other, tile)
+        problem = (
+            LayersWithMlp.of(tokens, bench.device).problem(self.gpu).under(self.section, self.gpu.family, other, tile)
+        )
         best = bench.fastest(self.section, key, self._tiles(key.gemm), about, problem)
         return bench.row(key, best.tile, f"{about}; {best.text}", best.us)
 

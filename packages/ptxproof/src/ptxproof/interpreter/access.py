@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ptxproof.interpreter.lanes import Lanes, Mask
+from ptxproof.interpreter.memory import WINDOW_BITS, WINDOWS
 from ptxproof.interpreter.numbers import UNSIGNED, Array, bits_of
 from ptxproof.interpreter.operands import Operands, Read, Step, Write, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _SPACES = ("global", "shared", "local", "param")
+GENERIC = "generic"
+"""An opcode without a memory's name: the address decides."""
 
 
 def space_of(opcode: str) -> str:
-    """Which memory: without a word, global."""
+    """Which memory."""
     parts = opcode.replace("::", ".").split(".")
-    return next((space for space in _SPACES if space in parts), "global")
+    return next((space for space in _SPACES if space in parts), GENERIC)
+
+
+def _by_space(space: str, addresses: Array) -> Iterator[tuple[str, Array, Array | slice]]:
+    """Addresses by the memory in which they are, and which of them these are."""
+    if space != GENERIC:
+        yield space, addresses, slice(None)
+        return
+    windows = addresses >> np.uint64(WINDOW_BITS)
+    for number in np.unique(windows):
+        chosen = np.flatnonzero(windows == number)
+        name = next((name for name, window in WINDOWS.items() if window == number), None)
+        inside = addresses[chosen]
+        yield name or "global", inside if name is None else inside & np.uint64((1 << WINDOW_BITS) - 1), chosen
 
 
 def store_bytes(opcode: str) -> int:
@@ -27,7 +43,7 @@ def store_bytes(opcode: str) -> int:
     return bits_of(opcode.rpartition(".")[2]) // 8
 
 
-def build_load(ops: Operands, asked: Instruction) -> Step:
+def build_load(ops: Operands, asked: PtxInstruction) -> Step:
     kind = asked.opcode.rpartition(".")[2]
     width, space = bits_of(kind) // 8, space_of(asked.opcode)
     targets = ops.list_of(asked.operands[0])
@@ -41,14 +57,14 @@ def build_load(ops: Operands, asked: Instruction) -> Step:
         selected = lanes.selected(active)
         addresses = lanes.wide(address(lanes, active))[selected]
         lanes.refuse_undefined("loads from an address", active)
-        rows = load_rows(lanes, space, addresses, width, len(targets), selected)
+        rows = _load_rows(lanes, space, addresses, width, len(targets), selected)
         for at, write in enumerate(writes):
             write(lanes, spread(lanes, rows[:, at], selected, active).view(dtype), active)
 
     return step
 
 
-def _parameter(asked: Instruction, write: Write, dtype: Any) -> Step:
+def _parameter(asked: PtxInstruction, write: Write, dtype: Any) -> Step:
     found = re.fullmatch(r"\[\s*([\w$]+)\s*\]", asked.operands[1])
     if found is None:
         raise unknown(asked)
@@ -61,11 +77,15 @@ def _parameter(asked: Instruction, write: Write, dtype: Any) -> Step:
     return step
 
 
-def load_rows(lanes: Lanes, space: str, addresses: Array, width: int, count: int, selected: Array) -> Array:
-    if space == "shared":
-        return lanes.shared.load(addresses, width, count, selected)
-    memory = lanes.local if space == "local" else lanes.memory
-    return memory.load(lanes, addresses, width, count, selected)
+def _load_rows(lanes: Lanes, space: str, addresses: Array, width: int, count: int, selected: Array) -> Array:
+    rows = np.zeros((len(selected), count), UNSIGNED[8 * width])
+    for where, at, chosen in _by_space(space, addresses):
+        if where == "shared":
+            rows[chosen] = lanes.shared.load(at, width, count, selected[chosen])
+        else:
+            memory = lanes.local if where == "local" else lanes.memory
+            rows[chosen] = memory.load(lanes, at, width, count, selected[chosen])
+    return rows
 
 
 def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
@@ -77,7 +97,7 @@ def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
     return everywhere
 
 
-def build_store(ops: Operands, asked: Instruction) -> Step:
+def build_store(ops: Operands, asked: PtxInstruction) -> Step:
     kind = asked.opcode.rpartition(".")[2]
     width, space = bits_of(kind) // 8, space_of(asked.opcode)
     address = ops.address(asked.operands[0], 32 if space in ("shared", "local") else 64)
@@ -90,11 +110,12 @@ def build_store(ops: Operands, asked: Instruction) -> Step:
         rows = np.stack(values, -1)
         addresses = lanes.wide(address(lanes, active))[selected]
         lanes.refuse_undefined("stores a number or to an address", active)
-        if space == "shared":
-            lanes.shared.store(addresses, width, rows, selected)
-            return
-        memory = lanes.local if space == "local" else lanes.memory
-        memory.store(lanes, addresses, width, rows, selected)
+        for where, at, chosen in _by_space(space, addresses):
+            if where == "shared":
+                lanes.shared.store(at, width, rows[chosen], selected[chosen])
+            else:
+                memory = lanes.local if where == "local" else lanes.memory
+                memory.store(lanes, at, width, rows[chosen], selected[chosen])
 
     return step
 
@@ -106,7 +127,7 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def build_atomic(ops: Operands, asked: Instruction) -> Step:
+def build_atomic(ops: Operands, asked: PtxInstruction) -> Step:
     """One lane after the other, in order."""
     parts = asked.opcode.split(".")
     kind, space = parts[-1], space_of(asked.opcode)
@@ -142,7 +163,7 @@ def build_atomic(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_copy(ops: Operands, asked: Instruction) -> Step:
+def build_copy(ops: Operands, asked: PtxInstruction) -> Step:
     """``cp.async`` and its groups."""
     parts = asked.opcode.split(".")
     if "commit_group" in parts:

@@ -11,7 +11,7 @@ from ptxproof.interpreter import numbers
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.numbers import Array, bits_of, flushed
 from ptxproof.interpreter.operands import Operands, Step, elementwise, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _SIMPLE: dict[str, Callable[..., Array]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": numbers.fma}
 _PACKED = ("f32x2", "bf16x2", "f16x2", "s16x2", "u16x2")
@@ -21,7 +21,7 @@ _APPROXIMATE: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-def build_sum(ops: Operands, asked: Instruction) -> Step:
+def build_sum(ops: Operands, asked: PtxInstruction) -> Step:
     """``add``, ``sub``, ``mul``, ``fma``, ``mad`` and ``div`` of any type."""
     parts = asked.opcode.split(".")
     name, kind = parts[0], parts[-1]
@@ -56,7 +56,7 @@ def build_sum(ops: Operands, asked: Instruction) -> Step:
     return elementwise(ops.write(target, kind), functions[name], *reads)
 
 
-def _float_sum(ops: Operands, asked: Instruction) -> Step:
+def _float_sum(ops: Operands, asked: PtxInstruction) -> Step:
     parts = asked.opcode.split(".")
     name, kind = parts[0], parts[-1]
     if {"rz", "rm", "rp"} & set(parts):
@@ -102,7 +102,7 @@ def _saturated(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *args: np.where(np.isnan(value := function(*args)), np.float32(0), np.clip(value, 0, 1))
 
 
-def _with_carry(ops: Operands, asked: Instruction) -> Step:
+def _with_carry(ops: Operands, asked: PtxInstruction) -> Step:
     """32-bit sums that set or take the carry: ``add.cc``, ``addc``, ``mad.lo.cc``, ``madc.hi`` …"""
     parts = asked.opcode.split(".")
     name, sets = parts[0], "cc" in parts
@@ -127,7 +127,7 @@ def _with_carry(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def _packed(ops: Operands, asked: Instruction, function: Callable[..., Array], kind: str) -> Step:
+def _packed(ops: Operands, asked: PtxInstruction, function: Callable[..., Array], kind: str) -> Step:
     """Both halves of a register by themselves."""
     base = kind.removesuffix("x2")
     if base in ("bf16", "f16"):
@@ -155,7 +155,7 @@ def _packed(ops: Operands, asked: Instruction, function: Callable[..., Array], k
     return elementwise(ops.write(asked.operands[0]), run, *reads)
 
 
-def build_extreme(ops: Operands, asked: Instruction) -> Step:
+def build_extreme(ops: Operands, asked: PtxInstruction) -> Step:
     """``min`` and ``max``, of two or three."""
     parts = asked.opcode.split(".")
     name, kind = parts[0], parts[-1]
@@ -179,7 +179,7 @@ def build_extreme(ops: Operands, asked: Instruction) -> Step:
     return elementwise(ops.write(asked.operands[0], kind), function, *(ops.typed(s, kind) for s in asked.operands[1:]))
 
 
-def build_unary(ops: Operands, asked: Instruction) -> Step:
+def build_unary(ops: Operands, asked: PtxInstruction) -> Step:
     """``abs``, ``neg``, and what the special function units approximate."""
     parts = asked.opcode.split(".")
     name, kind = parts[0], parts[-1]

@@ -11,19 +11,19 @@ from ptxproof.interpreter import numbers
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.numbers import Array, bits_of
 from ptxproof.interpreter.operands import Operands, Read, Step, elementwise, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _BITWISE: dict[str, Callable[..., Array]] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-def build_bitwise(ops: Operands, asked: Instruction) -> Step:
+def build_bitwise(ops: Operands, asked: PtxInstruction) -> Step:
     name, _, kind = asked.opcode.partition(".")
     reads = [ops.read(source, bits_of(kind)) for source in asked.operands[1:]]
     function = np.invert if name == "not" else _BITWISE[name]
     return elementwise(ops.write(asked.operands[0]), function, *reads)
 
 
-def build_shift(ops: Operands, asked: Instruction) -> Step:
+def build_shift(ops: Operands, asked: PtxInstruction) -> Step:
     """``shl`` and ``shr``: by the width or more nothing is left but the sign."""
     name, _, kind = asked.opcode.partition(".")
     dtype: Any = number_type(kind)
@@ -37,7 +37,7 @@ def build_shift(ops: Operands, asked: Instruction) -> Step:
     )
 
 
-def build_bits(ops: Operands, asked: Instruction) -> Step:
+def build_bits(ops: Operands, asked: PtxInstruction) -> Step:
     """``bfe``, ``bfi``, ``shf``, ``prmt``, ``lop3``, ``popc``, ``clz``, ``bfind``, ``brev``."""
     parts = asked.opcode.split(".")
     name, kind = parts[0], parts[-1]
@@ -101,7 +101,7 @@ def _funnel_right(low: Array, high: Array, by: Array) -> Array:
     return (_pair(low, high) >> (by & np.uint32(31)).astype(np.uint64)).astype(np.uint32)
 
 
-def build_select(ops: Operands, asked: Instruction) -> Step:
+def build_select(ops: Operands, asked: PtxInstruction) -> Step:
     """``selp``: what is not chosen may be undefined."""
     bits = bits_of(asked.opcode.rpartition(".")[2])
     first, second = ops.read(asked.operands[1], bits), ops.read(asked.operands[2], bits)
@@ -126,7 +126,7 @@ _RELATIONS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-def build_comparison(ops: Operands, asked: Instruction) -> Step:
+def build_comparison(ops: Operands, asked: PtxInstruction) -> Step:
     """``setp``: an ordered relation does not hold for NaN, one that ends in ``u`` does."""
     parts = asked.opcode.split(".")
     relation, kind = parts[1], parts[-1]

@@ -6,8 +6,8 @@ from ptxproof.errors import NotInterpreted
 from ptxproof.interpreter import access, arithmetic, bits, convert, matrix, mbarrier, warp, wgmma
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.operands import Operands, Step
-from ptxproof.interpreter.program import Placed
-from ptxproof.ptx import Instruction
+from ptxproof.interpreter.program import ProgramLine
+from ptxproof.ptx import PtxInstruction
 
 _BUILDERS: dict[str, warp.Builder] = {
     **dict.fromkeys(("add", "sub", "mul", "fma", "mad", "addc", "madc", "div", "rem"), arithmetic.build_sum),
@@ -39,7 +39,7 @@ _BUILDERS: dict[str, warp.Builder] = {
 _WITHOUT_EFFECT = ("griddepcontrol", "membar", "fence", "prefetch", "nanosleep", "discard", "pragma", "setmaxnreg")
 
 
-def build(ops: Operands, placed: Placed) -> Step:
+def build(ops: Operands, placed: ProgramLine) -> Step:
     """The function of one instruction; its guard is applied by it."""
     asked = placed.instruction
     where = f"line {placed.line}, {asked.opcode}"
@@ -67,7 +67,7 @@ def build(ops: Operands, placed: Placed) -> Step:
     return run
 
 
-def _bare(ops: Operands, asked: Instruction) -> Step:
+def _bare(ops: Operands, asked: PtxInstruction) -> Step:
     name = asked.opcode.partition(".")[0]
     if asked.opcode.startswith("bar.warp.sync"):
         return warp.build_warp_barrier(ops, asked)
@@ -78,7 +78,7 @@ def _bare(ops: Operands, asked: Instruction) -> Step:
     if name in _WITHOUT_EFFECT:
         return lambda lanes, active: None
     if name == "createpolicy":  # a hint to the cache
-        return convert.build_move(ops, Instruction("mov.b64", (asked.operands[0], "0")))
+        return convert.build_move(ops, PtxInstruction("mov.b64", (asked.operands[0], "0")))
     builder = _BUILDERS.get(name)
     if builder is None:
         raise NotInterpreted(f"{asked.opcode} is not interpreted.")

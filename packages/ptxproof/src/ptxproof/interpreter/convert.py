@@ -10,15 +10,16 @@ import numpy as np
 
 from ptxproof.interpreter import numbers
 from ptxproof.interpreter.lanes import Lanes, Mask
+from ptxproof.interpreter.memory import WINDOW_BITS, WINDOWS
 from ptxproof.interpreter.numbers import UNSIGNED, Array, bits_of
 from ptxproof.interpreter.operands import Operands, Step, elementwise, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _TYPE = re.compile(r"(?:bf16|f16|f32|f64|[sub]\d+|e4m3|e5m2|e2m1|ue8m0|tf32)(?:x[24])?")
 _TO_INTEGER: dict[str, Callable[..., Array]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def build_move(ops: Operands, asked: Instruction) -> Step:
+def build_move(ops: Operands, asked: PtxInstruction) -> Step:
     target, source = asked.operands
     bits = bits_of(asked.opcode.rpartition(".")[2])
     if target.startswith("{"):
@@ -50,12 +51,17 @@ def _unpacked(ops: Operands, target: str, source: str, bits: int) -> Step:
     return step
 
 
-def build_address(ops: Operands, asked: Instruction) -> Step:
-    """``cvta``: all addresses are generic ones here."""
-    return elementwise(ops.write(asked.operands[0]), lambda x: x, ops.read(asked.operands[1], 64))
+def build_address(ops: Operands, asked: PtxInstruction) -> Step:
+    """``cvta.local`` makes a generic address, ``cvta.to.local`` the reverse. Global addresses are generic already."""
+    parts = asked.opcode.replace("::", ".").split(".")
+    if "param" in parts:
+        raise unknown(asked)
+    window = np.uint64(next((WINDOWS[part] for part in parts if part in WINDOWS), 0) << WINDOW_BITS)
+    convert = np.subtract if "to" in parts else np.add
+    return elementwise(ops.write(asked.operands[0]), lambda x: convert(x, window), ops.read(asked.operands[1], 64))
 
 
-def build_conversion(ops: Operands, asked: Instruction) -> Step:
+def build_conversion(ops: Operands, asked: PtxInstruction) -> Step:
     parts = asked.opcode.split(".")[1:]
     kinds = [part for part in parts if _TYPE.fullmatch(part)]
     to, source = kinds[0], kinds[-1]
@@ -111,17 +117,18 @@ def _float_to_integer(dtype: type[np.generic], rounding: Callable[..., Array]) -
     return run
 
 
-def _to_pair(ops: Operands, asked: Instruction, to: str, source: str) -> Step:
+def _to_pair(ops: Operands, asked: PtxInstruction, to: str, source: str) -> Step:
     """``cvt.rn.bf16x2.f32 d, a, b``: ``a`` is the upper half; ``cvt.rn.f16x2.e4m3x2 d, a``."""
     if ".relu" in asked.opcode:
         raise unknown(asked)
     write = ops.write(asked.operands[0])
     if source in ("e4m3x2", "e5m2x2") and to == "f16x2":
-        table = (numbers.E4M3 if source.startswith("e4m3") else numbers.E5M2).astype(np.float16)
+        values = numbers.code_values(source.removesuffix("x2"))
+        halves = np.where(np.isnan(values), 0.0, values).astype(np.float16).view(np.uint16)
+        table = np.where(np.isnan(values), np.uint16(0x7FFF), halves)
 
         def widened(bits: Array) -> Array:
-            pairs = table[np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 2)].view(np.uint16)
-            pairs = np.where(np.isnan(pairs.view(np.float16)), np.uint16(0x7FFF), pairs)
+            pairs = table[np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 2)]
             return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1)
 
         return elementwise(write, widened, ops.read(asked.operands[1], 16))

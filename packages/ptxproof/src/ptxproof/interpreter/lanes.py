@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ptxproof.errors import InterpretError, NotInterpreted
-from ptxproof.interpreter.flights import Products
 from ptxproof.interpreter.memory import GlobalMemory, LocalMemory
 from ptxproof.interpreter.numbers import UNSIGNED, Array
+from ptxproof.interpreter.pending_products import Products
 from ptxproof.interpreter.phases import Mbarriers
-from ptxproof.interpreter.program import Program
+from ptxproof.interpreter.program import PtxProgram
 from ptxproof.interpreter.shared import SharedMemory
 from ptxproof.interpreter.threads import Threads
 
@@ -26,7 +26,7 @@ class Lanes(Threads):
 
     def __init__(
         self,
-        program: Program,
+        program: PtxProgram,
         blocks: Array,
         grid: tuple[int, int, int],
         params: dict[str, int],
@@ -69,8 +69,8 @@ class Lanes(Threads):
         return np.zeros(1, UNSIGNED[self._widths[place]]) if value is None else value
 
     def get_unset(self, place: int) -> Array:
-        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a
-        defined one, and nobody looks at what becomes of it."""
+        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half next to
+        a defined one, and the result of the undefined half is not used."""
         garbage = np.uint64(0xDEADBEEFDEADBEEF).astype(UNSIGNED[self._widths[place]])
         value = self._registers[place]
         if value is None:
@@ -116,7 +116,7 @@ class Lanes(Threads):
         used = self.undefined if active is None else self.undefined & active
         if used.any():
             raise InterpretError(
-                f"{self.where}: {what} that nobody wrote, in {self.name(int(np.flatnonzero(used)[0]))}."
+                f"{self.where}: {what} that was never written, in {self.name(int(np.flatnonzero(used)[0]))}."
             )
 
     def undefined_in_warps(self) -> None:

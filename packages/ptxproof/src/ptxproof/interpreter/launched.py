@@ -13,16 +13,16 @@ from torch import Tensor
 
 from ptxproof.compiler import compile_to_ptx
 from ptxproof.interpreter.memory import GlobalMemory
-from ptxproof.interpreter.run import Kernel as Interpreted
-from ptxproof.launch import Kernel, Launch
+from ptxproof.interpreter.run import InterpretedKernel
+from ptxproof.launch import TritonKernel, TritonLaunch
 
-Edit = Callable[[Kernel, str], str]
+Edit = Callable[[TritonKernel, str], str]
 """Changes a kernel's PTX before it runs. Tests seed faults with it."""
-Compile = Callable[[Kernel, int], tuple[str, int]]
+Compile = Callable[[TritonKernel, int], tuple[str, int]]
 """A kernel and an SM → its PTX, and the bytes of shared memory that a block takes."""
 
 
-def interpret(launch: Launch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> Kernel:
+def interpret(launch: TritonLaunch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> TritonKernel:
     """Run one launch on CPU tensors as it would run on ``sm``, and write its results into them.
 
     Raises ``InterpretError`` where the kernel does something that no kernel may do. ``to_ptx`` replaces the compiler,
@@ -41,17 +41,17 @@ def interpret_ptx(ptx: str, grid: tuple[int, ...], arguments: Sequence[Any], sha
 
 
 @lru_cache(maxsize=64)
-def _ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+def _ptx(kernel: TritonKernel, sm: int) -> tuple[str, int]:
     return compile_to_ptx(kernel, sm)
 
 
 @lru_cache(maxsize=64)
-def _read(ptx: str, shared_bytes: int) -> Interpreted:
+def _read(ptx: str, shared_bytes: int) -> InterpretedKernel:
     """Reading PTX takes as long as running it over a small problem."""
-    return Interpreted(ptx, shared_bytes)
+    return InterpretedKernel(ptx, shared_bytes)
 
 
-def _run(program: Interpreted, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+def _run(program: InterpretedKernel, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
     memory = GlobalMemory()
     program.run(grid, [_bits(value, memory) for value in arguments], memory)
 

@@ -19,7 +19,7 @@ from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.operands import Operands, Read, Step, unknown
 from ptxproof.interpreter.products import NAN, WIDTH, Rows, dot_add
 from ptxproof.matrix_units import MatrixUnit, summation
-from ptxproof.ptx import Instruction, vector
+from ptxproof.ptx import PtxInstruction, vector
 
 _PLAIN = re.compile(r"mma\.sync\.aligned\.m16n8k(?P<k>\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32")
 _SCALED = re.compile(
@@ -28,7 +28,7 @@ _SCALED = re.compile(
 )
 
 
-def build_mma(ops: Operands, asked: Instruction) -> Step:
+def build_mma(ops: Operands, asked: PtxInstruction) -> Step:
     plain, scaled = _PLAIN.fullmatch(asked.opcode), _SCALED.fullmatch(asked.opcode)
     found = plain or scaled
     if found is None or found["a"] not in WIDTH or found["b"] not in WIDTH:
@@ -80,7 +80,7 @@ def right(words: Array, kind: str) -> Array:
     return parts.transpose(1, 2, 0, 3, 4).reshape(words.shape[1], 8, -1)
 
 
-def _scales(ops: Operands, asked: Instruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
+def _scales(ops: Operands, asked: PtxInstruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
     """Exponents for each row and column, and which of them are numbers (255 is NaN).
 
     A's are in lanes ``2 thread_id`` and the next of each group of four, for rows ``g`` and ``g + 8``; B's in lane

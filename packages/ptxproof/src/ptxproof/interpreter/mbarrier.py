@@ -7,13 +7,13 @@ from collections.abc import Callable
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.numbers import Array
 from ptxproof.interpreter.operands import Operands, Step, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 Wait = Callable[[Lanes, Mask], Array]
 """Gives the lanes that need not wait any longer."""
 
 
-def build_mbarrier(ops: Operands, asked: Instruction) -> Step:
+def build_mbarrier(ops: Operands, asked: PtxInstruction) -> Step:
     """``mbarrier.init`` and ``mbarrier.arrive`` without a result."""
     parts = asked.opcode.replace("::", ".").split(".")
     if parts[1] == "init":
@@ -34,7 +34,7 @@ def build_mbarrier(ops: Operands, asked: Instruction) -> Step:
     raise unknown(asked)
 
 
-def build_copy_arrival(ops: Operands, asked: Instruction) -> Step:
+def build_copy_arrival(ops: Operands, asked: PtxInstruction) -> Step:
     """``cp.async.mbarrier.arrive.noinc``: an arrival when the thread's copies have come, which here is at once."""
     if "noinc" not in asked.opcode.split("."):
         raise unknown(asked)
@@ -55,7 +55,7 @@ def _arrival(ops: Operands, operand: str, *, copies: bool) -> Step:
     return arrive
 
 
-def build_wait(ops: Operands, asked: Instruction) -> Wait:
+def build_wait(ops: Operands, asked: PtxInstruction) -> Wait:
     """``mbarrier.try_wait.parity``, which here waits as long as it takes."""
     if ".parity." not in asked.opcode or asked.guard is not None:
         raise unknown(asked)

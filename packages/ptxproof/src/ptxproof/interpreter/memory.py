@@ -11,9 +11,12 @@ from ptxproof.interpreter.threads import Threads
 BASE = 0x100000000000
 """The address below all tensors."""
 SPAN_BITS = 36
-"""Each tensor has so many bits of addresses to itself, and lies in their middle: an address that leaves it is in no
-other, however far it goes."""
+"""Each tensor has a range of ``2**SPAN_BITS`` addresses of its own and lies in the middle of it, so an address outside
+of the tensor is not inside of another one."""
 _MIDDLE = 1 << (SPAN_BITS - 1)
+WINDOW_BITS = 40
+WINDOWS = {"local": 1, "shared": 2}
+"""Which window of ``2**WINDOW_BITS`` generic addresses a memory has, below all tensors."""
 ALIGN = 512
 GARBAGE = 0xA5
 

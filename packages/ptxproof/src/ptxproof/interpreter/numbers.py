@@ -13,14 +13,31 @@ UNSIGNED: dict[int, type[np.generic]] = {1: np.bool_, 8: np.uint8, 16: np.uint16
 SIGNED: dict[int, type[np.generic]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOATS: dict[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
-_MAGNITUDES = np.arange(256) & 0x7F
-_E4M3_VALUES = np.where(
-    _MAGNITUDES < 8, _MAGNITUDES * 2.0**-9, (1 + (_MAGNITUDES & 7) / 8) * 2.0 ** ((_MAGNITUDES >> 3) - 7.0)
-)
-E4M3 = np.where(_MAGNITUDES == 0x7F, np.nan, np.where(np.arange(256) >= 128, -_E4M3_VALUES, _E4M3_VALUES))
-"""The value of every byte, in float64."""
-with np.errstate(invalid="ignore"):  # some of the codes are signalling NaNs, and the cast of one raises a flag
-    E5M2 = (np.arange(256).astype(np.uint16) << 8).view(np.float16).astype(np.float64)
+_EXPONENT_AND_MANTISSA = {"bf16": (8, 7), "f16": (5, 10), "e4m3": (4, 3), "e5m2": (5, 2)}
+"""Bits of each float format that is not NumPy's own, or whose codes are decoded by table."""
+
+
+@cache
+def code_values(kind: str) -> Array:
+    """The value of every code of a float format, in float64.
+
+    It is computed from the bits: to cast an array with NaN codes gives a RuntimeWarning or none, by platform.
+    """
+    exponent_bits, mantissa_bits = _EXPONENT_AND_MANTISSA[kind]
+    sign_bit = 1 << (exponent_bits + mantissa_bits)
+    codes = np.arange(2 * sign_bit)
+    magnitudes = codes & (sign_bit - 1)
+    exponents, mantissas = magnitudes >> mantissa_bits, magnitudes & ((1 << mantissa_bits) - 1)
+    bias = (1 << (exponent_bits - 1)) - 1
+    significands = mantissas + np.where(exponents > 0, 1 << mantissa_bits, 0)
+    values = np.ldexp(significands.astype(np.float64), np.maximum(exponents, 1) - bias - mantissa_bits)
+    if kind == "e4m3":  # no infinities, and one NaN
+        values[magnitudes == sign_bit - 1] = np.nan
+    else:
+        values[exponents == (1 << exponent_bits) - 1] = np.nan
+        values[magnitudes == ((1 << exponent_bits) - 1) << mantissa_bits] = np.inf
+    signed: Array = np.where(codes & sign_bit, -values, values)
+    return signed
 
 
 @cache
@@ -50,7 +67,7 @@ def to_e4m3(values: Array) -> Array:
     exponent = np.maximum(np.floor(np.log2(np.maximum(magnitude, 2.0**-20))), -6.0)
     step = 2.0 ** (exponent - 3)
     rounded = np.rint(magnitude / step) * step  # np.rint takes the even one of two
-    codes = np.searchsorted(E4M3[:127], rounded)
+    codes = np.searchsorted(code_values("e4m3")[:127], rounded)
     signed = codes | np.where(np.signbit(values), 128, 0)
     return np.where(np.isnan(values), 0x7F, signed).astype(np.uint8)
 

@@ -11,8 +11,8 @@ import numpy as np
 from ptxproof.errors import NotInterpreted
 from ptxproof.interpreter.lanes import Lanes, Mask
 from ptxproof.interpreter.numbers import FLOATS, SIGNED, UNSIGNED, Array, bits_of, from_bf16, to_bf16
-from ptxproof.interpreter.program import Program
-from ptxproof.ptx import Instruction, vector
+from ptxproof.interpreter.program import PtxProgram
+from ptxproof.ptx import PtxInstruction, vector
 
 Read = Callable[[Lanes, Mask], Array]
 Write = Callable[[Lanes, Array, Mask], None]
@@ -26,7 +26,7 @@ _FLOAT64 = re.compile(r"0[dD]([0-9a-fA-F]{16})")
 class Operands:
     """Of one program. ``constants``: where its global variables are."""
 
-    def __init__(self, program: Program, constants: dict[str, int]) -> None:
+    def __init__(self, program: PtxProgram, constants: dict[str, int]) -> None:
         self._program = program
         self.sm = program.sm
         self._symbols = {**program.symbols, **constants}
@@ -63,8 +63,12 @@ class Operands:
             raise NotInterpreted(f"The operand {operand!r} is not known.") from None
 
     def typed(self, operand: str, kind: str) -> Read:
-        """An operand as numbers of its type."""
-        read = self.read(operand, bits_of(kind))
+        """An operand as numbers of its type. Of a wider register these are the lowest bits."""
+        bits = bits_of(kind)
+        read = self.read(operand, bits)
+        if self._program.registers.get(operand, bits) > bits:
+            whole, narrow = read, UNSIGNED[bits]
+            read = lambda lanes, active: whole(lanes, active).astype(narrow)
         if kind == "bf16":
             return lambda lanes, active: from_bf16(read(lanes, active))
         dtype = number_type(kind)
@@ -121,5 +125,5 @@ def elementwise(write: Write, function: Callable[..., Array], *reads: Read) -> S
     return step
 
 
-def unknown(instruction: Instruction) -> NotInterpreted:
+def unknown(instruction: PtxInstruction) -> NotInterpreted:
     return NotInterpreted(f"{instruction.opcode} is not interpreted.")

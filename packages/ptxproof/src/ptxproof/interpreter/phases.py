@@ -39,7 +39,7 @@ class Mbarriers:
         self._shared = shared
         self._barriers: dict[tuple[int, int], _Barrier] = {}
         self.phases = 0
-        """That have ended: when it grows, somebody need not wait any longer."""
+        """Number of phases that have ended: when it grows, some thread no longer has to wait."""
 
     def make(self, addresses: Array, counts: Array, selected: Array) -> None:
         self._shared.now += 1
@@ -89,7 +89,7 @@ class Mbarriers:
             chosen = selected[keys == key]
             barrier = self._barriers.get((block, address))
             if barrier is None:
-                raise InterpretError(f"{self._threads.where}: an mbarrier at {address:#x} that nobody has made.")
+                raise InterpretError(f"{self._threads.where}: an mbarrier at {address:#x} that was never initialised.")
             for warp in np.unique(chosen // 32):
                 local = int(warp) % self._shared.clocks.shape[1]
                 if local != barrier.made_by and barrier.made_at >= self._shared.clocks[block, local, barrier.made_by]:

@@ -49,14 +49,7 @@ class Rows:
 
 @cache
 def _tables(kind: str) -> tuple[Array, Array, Array]:
-    codes = np.arange(2 ** WIDTH[kind])
-    if kind == "bf16":
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            values = numbers.from_bf16(codes.astype(np.uint16)).astype(np.float64)
-    elif kind == "f16":
-        values = codes.astype(np.uint16).view(np.float16).astype(np.float64)
-    else:
-        values = numbers.E4M3 if kind == "e4m3" else numbers.E5M2
+    values = numbers.code_values(kind)
     finite = np.where(np.isfinite(values), values, 0.0)
     exponents = np.maximum(np.frexp(finite)[1] - 1, _SMALLEST[kind])
     whole = np.abs(finite / 2.0 ** (_SMALLEST[kind] - 10.0))
@@ -137,7 +130,7 @@ def _cut_sum(a: Rows, b: Rows, places: tuple[Array, ...], unit: Array, above: Ar
 
 
 def _towards_zero(values: Array, bits: int) -> Array:
-    """float64 to float32 of so many fraction bits. From 2**128 on it is an infinity."""
+    """float64 to float32 with ``bits`` fraction bits. From 2**128 on it is an infinity."""
     near = values.astype(np.float32)
     beyond = (np.abs(near) > np.abs(values)) & (np.abs(values) < 2.0**128)
     whole = near.view(np.uint32) - beyond.astype(np.uint32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ptxproof.errors import NotInterpreted
-from ptxproof.ptx import Declared, Found, Instruction, Label, Scope, statements, vector
+from ptxproof.ptx import Declared, Label, PtxInstruction, PtxStatement, Scope, statements, vector
 
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
@@ -16,16 +16,16 @@ WAITS = "mbarrier.try_wait"
 
 
 @dataclass(frozen=True)
-class Placed:
+class ProgramLine:
     """An instruction and its line."""
 
-    instruction: Instruction
+    instruction: PtxInstruction
     line: int
 
 
 @dataclass
-class Program:
-    """What ``Program.parse`` found."""
+class PtxProgram:
+    """What ``PtxProgram.parse`` found."""
 
     name: str
     sm: int
@@ -42,7 +42,7 @@ class Program:
     constants: dict[str, bytes] = field(default_factory=dict)
     """Contents of global variables."""
     local_bytes: int = 0
-    blocks: list[list[Placed]] = field(default_factory=list)
+    blocks: list[list[ProgramLine]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Labels that ``brx.idx`` chooses from."""
@@ -56,7 +56,7 @@ class Program:
         return frozenset(self.places[name] for text in listed for name in vector(text))
 
     @classmethod
-    def parse(cls, ptx: str) -> Program:
+    def parse(cls, ptx: str) -> PtxProgram:
         text = re.sub(r"//[^\n]*", "", ptx)
         entry = re.search(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{", text)
         threads = re.search(r"\.reqntid\s+(\d+)", entry[3]) if entry else None
@@ -84,7 +84,7 @@ class Program:
     def _read_body(self, ptx: str) -> None:
         scopes: list[dict[str, str]] = [{}]
         num_scopes, line, counted = 0, 1, 0
-        block: list[Placed] = []
+        block: list[ProgramLine] = []
         for statement in statements(ptx):
             if statement is Scope.OPENS:
                 num_scopes += 1
@@ -102,7 +102,7 @@ class Program:
                 name = statement.name if len(scopes) == 1 else f"{statement.name}@{num_scopes}"
                 scopes[-1][statement.name] = name
                 self.labels[name] = len(self.blocks)
-            elif isinstance(statement, Found):
+            elif isinstance(statement, PtxStatement):
                 line += ptx.count("\n", counted, statement.start)
                 counted = statement.start
                 instruction = statement.instruction
@@ -111,7 +111,7 @@ class Program:
                 if block and instruction.opcode.startswith(WAITS):  # it may be run again
                     self.blocks.append(block)
                     block = []
-                block.append(Placed(instruction, line))
+                block.append(ProgramLine(instruction, line))
                 if _ends_block(instruction.opcode):
                     self.blocks.append(block)
                     block = []
@@ -136,10 +136,10 @@ def _param_bytes(text: str) -> int:
     return int(size[1]) // 8
 
 
-def _renamed(instruction: Instruction, scopes: list[dict[str, str]]) -> Instruction:
+def _renamed(instruction: PtxInstruction, scopes: list[dict[str, str]]) -> PtxInstruction:
     def name(found: re.Match[str]) -> str:
         return next((scope[found[0]] for scope in reversed(scopes) if found[0] in scope), found[0])
 
     operands = tuple(_NAME.sub(name, operand) for operand in instruction.operands)
     guard = _NAME.sub(name, instruction.guard) if instruction.guard else None
-    return Instruction(instruction.opcode, operands, guard)
+    return PtxInstruction(instruction.opcode, operands, guard)

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from ptxproof.errors import InterpretError, NotInterpreted
-from ptxproof.interpreter.access import space_of, store_bytes
+from ptxproof.interpreter.access import GENERIC, space_of, store_bytes
 from ptxproof.interpreter.build import build
 from ptxproof.interpreter.lanes import WARP, Lanes, Mask
 from ptxproof.interpreter.mbarrier import Wait, build_wait
 from ptxproof.interpreter.memory import GlobalMemory
 from ptxproof.interpreter.numbers import Array
 from ptxproof.interpreter.operands import Operands, Read, Step
-from ptxproof.interpreter.program import WAITS, Placed, Program
+from ptxproof.interpreter.program import WAITS, ProgramLine, PtxProgram
 
 LANES_AT_ONCE = 8192
-"""Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
+"""Blocks run together up to this many threads, so that the cost of a NumPy call is small next to its work."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class _Block:
     """Its number, and how many threads it waits for; ``None``: for all of the block."""
 
 
-class Kernel:
+class InterpretedKernel:
     """A kernel that can be run."""
 
     def __init__(self, ptx: str, shared_bytes: int) -> None:
-        self.program = Program.parse(ptx)
+        self.program = PtxProgram.parse(ptx)
         self._shared_bytes = shared_bytes
         stores = [
             placed.instruction.opcode
             for block in self.program.blocks
             for placed in block
-            if placed.instruction.opcode.startswith("st") and space_of(placed.instruction.opcode) == "shared"
+            if placed.instruction.opcode.startswith("st") and space_of(placed.instruction.opcode) in ("shared", GENERIC)
         ]
         widths = [store_bytes(opcode) for opcode in stores if not opcode.startswith("stmatrix")]
         self._grain = min([4, *widths])
@@ -105,7 +105,7 @@ class Kernel:
         return _Block(tuple(build(ops, each) for each in placed), "next")
 
 
-def _barrier(placed: Placed) -> tuple[int, int | None]:
+def _barrier(placed: ProgramLine) -> tuple[int, int | None]:
     """``bar.sync 1, 128;``"""
     asked = placed.instruction
     parts = asked.opcode.split(".")

@@ -3,7 +3,7 @@
 Time counts accesses and barriers. Each warp has a clock for every warp of its block: what that one did before is
 ordered before what this warp does now. A barrier, an mbarrier's phase and ``bar.warp.sync`` (for the warp's own lanes)
 set clocks. Two accesses of one cell by two threads, one of them a store, are a race if no clock orders them. A
-``cp.async`` stores when its thread has waited for it, and until then nobody may touch what it stores to.
+``cp.async`` stores when its thread has waited for it, and until then no thread may access what it stores to.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SharedMemory:
     def load_chunks(self, addresses: Array, firsts: Array) -> tuple[Array, Array]:
         """16-byte chunks at ``addresses [groups, chunks]`` that all warps of a group read asynchronously; ``firsts``,
         ``[groups, warps]``, are the first lanes of those warps. Gives the chunks, and the cells of each warp, which
-        nobody may store to before ``chunks_read``."""
+        no thread may store to before ``chunks_read``."""
         groups, count = addresses.shape
         at = self.places(addresses.reshape(-1), 16, np.repeat(firsts[:, 0], count))
         cells = np.repeat(self._cells(at, 16).reshape(groups, -1), firsts.shape[1], 0)
@@ -166,7 +166,7 @@ class SharedMemory:
         at = self.places(addresses, size, selected)
         self.now += 1
         cells = self._cells(at, size)
-        self._check(self._written[cells] == 0, "reads shared memory that nobody wrote", cells, selected)
+        self._check(self._written[cells] == 0, "reads shared memory that was never written", cells, selected)
         clocks = self._clocks_of(selected)
         stored = np.flatnonzero(~self._atomic[cells].all(1))
         self._check_written(cells[stored], selected[stored], clocks[stored], "changes")
@@ -208,7 +208,7 @@ class SharedMemory:
 
     def note_read(self, cells: Array, selected: Array) -> None:
         self.now += 1
-        self._check(self._written[cells] == 0, "reads shared memory that nobody wrote", cells, selected)
+        self._check(self._written[cells] == 0, "reads shared memory that was never written", cells, selected)
         clocks = self._clocks_of(selected)
         self._check_written(cells, selected, clocks, "reads")
         warp, lane = self._local_warp[selected][:, None], self._lane[selected][:, None]
@@ -250,6 +250,6 @@ class SharedMemory:
         row, column = np.argwhere(wrong)[0]
         cell = int(cells[row, column])
         byte = cell * self._grain % self._size
-        writer = self._threads.name(int(self._writer[cell])) if self._written[cell] else "nobody"
+        writer = self._threads.name(int(self._writer[cell])) if self._written[cell] else "no thread"
         who = self._threads.name(int(selected[row]))
         raise Race(f"{self._threads.where}: {who} {what}: byte {byte}, written last by {writer}.")

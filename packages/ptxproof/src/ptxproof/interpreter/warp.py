@@ -11,7 +11,7 @@ from ptxproof.interpreter.access import spread
 from ptxproof.interpreter.lanes import WARP, Lanes, Mask
 from ptxproof.interpreter.numbers import Array
 from ptxproof.interpreter.operands import Operands, Step, number_type, unknown
-from ptxproof.ptx import Instruction
+from ptxproof.ptx import PtxInstruction
 
 _REDUCTIONS: dict[str, Any] = {
     "add": np.add, "max": np.maximum, "min": np.minimum,
@@ -19,7 +19,7 @@ _REDUCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build_shuffle(ops: Operands, asked: Instruction) -> Step:
+def build_shuffle(ops: Operands, asked: PtxInstruction) -> Step:
     mode = asked.opcode.split(".")[2]
     target, *ok = (name.strip() for name in asked.operands[0].split("|"))
     write, write_ok = ops.write(target), ops.write(ok[0]) if ok else None
@@ -47,7 +47,7 @@ def build_shuffle(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_vote(ops: Operands, asked: Instruction) -> Step:
+def build_vote(ops: Operands, asked: PtxInstruction) -> Step:
     mode = asked.opcode.split(".")[2]
     write, read = ops.write(asked.operands[0]), ops.read(asked.operands[1], 1)
 
@@ -66,7 +66,7 @@ def build_vote(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_reduction(ops: Operands, asked: Instruction) -> Step:
+def build_reduction(ops: Operands, asked: PtxInstruction) -> Step:
     parts = asked.opcode.split(".")
     name, kind = parts[2], parts[-1]
     if kind.startswith("f"):
@@ -83,7 +83,7 @@ def build_reduction(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_load_matrix(ops: Operands, asked: Instruction) -> Step:
+def build_load_matrix(ops: Operands, asked: PtxInstruction) -> Step:
     """``ldmatrix``: lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` gets columns
     ``2 (l % 4)`` and the next of row ``l / 4``, or with ``.trans`` those rows of that column."""
     count, transposed = _matrices(asked)
@@ -104,7 +104,7 @@ def build_load_matrix(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def build_store_matrix(ops: Operands, asked: Instruction) -> Step:
+def build_store_matrix(ops: Operands, asked: PtxInstruction) -> Step:
     """``stmatrix``: the way back of ``ldmatrix``."""
     count, transposed = _matrices(asked)
     address = ops.address(asked.operands[0], 32)
@@ -121,7 +121,7 @@ def build_store_matrix(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-def _matrices(asked: Instruction) -> tuple[int, bool]:
+def _matrices(asked: PtxInstruction) -> tuple[int, bool]:
     parts = asked.opcode.replace("::", ".").split(".")
     if "m8n8" not in parts or parts[-1] != "b16":
         raise unknown(asked)
@@ -136,11 +136,11 @@ def _turned(words: Array, transposed: bool) -> Array:
     return np.ascontiguousarray(halves.swapaxes(2, 3)).view(np.uint32)
 
 
-def build_warp_barrier(ops: Operands, asked: Instruction) -> Step:
+def build_warp_barrier(ops: Operands, asked: PtxInstruction) -> Step:
     return lambda lanes, active: lanes.shared.warp_barrier(active)
 
 
-def build_election(ops: Operands, asked: Instruction) -> Step:
+def build_election(ops: Operands, asked: PtxInstruction) -> Step:
     """``elect.sync``: the first lane of each warp."""
     target, chosen = (name.strip() for name in asked.operands[0].split("|"))
     write, write_chosen = ops.write(target), ops.write(chosen)
@@ -153,4 +153,4 @@ def build_election(ops: Operands, asked: Instruction) -> Step:
     return step
 
 
-Builder = Callable[[Operands, Instruction], Step]
+Builder = Callable[[Operands, PtxInstruction], Step]

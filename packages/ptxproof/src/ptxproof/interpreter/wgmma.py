@@ -5,8 +5,8 @@ the same layouts above ``mma_traits_sm90_gmma``). Rows lie ``swizzle`` bytes apa
 chunks of a row are exchanged by exclusive or with bits of the address. D, and A in registers, lie as those of ``mma``,
 each warp having 16 of the 64 rows.
 
-A product is computed at once, but counts as under way until the warp has waited for its group: until then nobody may
-touch its registers or store to the shared memory that it reads.
+A product is computed at once, but counts as under way until the warp has waited for its group: until then no thread
+may access its registers or store to the shared memory that it reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.operands import Operands, Read, Step, unknown
 from ptxproof.interpreter.products import WIDTH, Rows, dot_add
 from ptxproof.matrix_units import MatrixUnit, summation
-from ptxproof.ptx import Instruction, vector
+from ptxproof.ptx import PtxInstruction, vector
 
 _FORM = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?P<k>\d+)\.f32\.(?P<a>\w+)\.(?P<b>\w+)")
 _SWIZZLES = (16, 128, 64, 32)
@@ -48,7 +48,7 @@ class _Shape:
     """Rows, and not K, are neighbours in memory."""
 
 
-def build_wgmma(ops: Operands, asked: Instruction) -> Step:
+def build_wgmma(ops: Operands, asked: PtxInstruction) -> Step:
     name = asked.opcode.split(".")[1]
     if name == "fence":
         return lambda lanes, active: lanes.products.fence(active)
@@ -63,7 +63,7 @@ def build_wgmma(ops: Operands, asked: Instruction) -> Step:
     return _product(ops, asked, found)
 
 
-def _product(ops: Operands, asked: Instruction, found: re.Match[str]) -> Step:
+def _product(ops: Operands, asked: PtxInstruction, found: re.Match[str]) -> Step:
     kinds, n, k = (found["a"], found["b"]), int(found["n"]), int(found["k"])
     width = WIDTH[kinds[0]]
     how = summation(ops.sm, MatrixUnit.WGMMA_16 if width == 16 else MatrixUnit.WGMMA_8)

@@ -16,7 +16,7 @@ _WARP = 32
 
 
 @dataclass
-class Flight:
+class PendingProduct:
     """One product."""
 
     written: frozenset[int]
@@ -38,7 +38,7 @@ class Products:
         """``registers``: those that any product of the program uses."""
         self._registers = registers
         self._committed = np.zeros(num_warps, np.int64)
-        self._flights: list[Flight] = []
+        self._pending: list[PendingProduct] = []
         self._reads: list[tuple[Array, Array]] = []
         self._written: frozenset[int] = frozenset()
         self._read: frozenset[int] = frozenset()
@@ -72,7 +72,9 @@ class Products:
     def under_way(self, num_lanes: int, warps: Array) -> None:
         lanes = np.zeros(num_lanes, np.bool_)
         lanes.reshape(-1, _WARP)[warps] = True
-        self._flights.append(Flight(self._written, self._read, lanes, self._committed.copy(), tuple(self._reads)))
+        self._pending.append(
+            PendingProduct(self._written, self._read, lanes, self._committed.copy(), tuple(self._reads))
+        )
 
     def commit(self, warps: Array) -> None:
         self._committed[warps] += 1
@@ -81,13 +83,13 @@ class Products:
         """These warps wait for all but their last ``pending`` groups."""
         waiting = np.zeros(len(self._committed), np.bool_)
         waiting[warps] = True
-        for flight in self._flights:
-            here = np.repeat(waiting & (flight.groups < self._committed - pending), _WARP) & flight.lanes
+        for product in self._pending:
+            here = np.repeat(waiting & (product.groups < self._committed - pending), _WARP) & product.lanes
             if here.any():
-                for cells, firsts in flight.reads:
+                for cells, firsts in product.reads:
                     shared.chunks_read(cells, firsts, here)
-                flight.lanes &= ~here
-        self._flights = [flight for flight in self._flights if flight.lanes.any()]
+                product.lanes &= ~here
+        self._pending = [product for product in self._pending if product.lanes.any()]
 
     def fence(self, active: Array | None) -> None:
         before, self._changed = self._changed, {}
@@ -106,10 +108,10 @@ class Products:
 
     def using(self, place: int, active: Array | None, *, writing: bool) -> bool:
         """Whether a register is still used by a product of an active lane."""
-        if not self._flights or self._inside:
+        if not self._pending or self._inside:
             return False
         return any(
-            (place in flight.written or (writing and place in flight.read))
-            and bool((flight.lanes if active is None else flight.lanes & active).any())
-            for flight in self._flights
+            (place in product.written or (writing and place in product.read))
+            and bool((product.lanes if active is None else product.lanes & active).any())
+            for product in self._pending
         )
