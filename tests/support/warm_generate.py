@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from microscale import cli
 from microscale.cli import generate
-from microscale.cli.model import load_with_progress
+from microscale.cli.bars import load_with_progress
 from microscale.kernels.compiling.warming import LateKernels
 
 

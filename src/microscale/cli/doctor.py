@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,16 +11,13 @@ from rich.table import Table
 from microscale import settings
 from microscale.cli.console import out, print_json
 
-if TYPE_CHECKING:
-    pass
-
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what this machine has, what is missing, and how to fix it.
+    """Show what this machine has, what is missing, and how to fix it.
 
-    The exit status is 1 when something is broken. No GPU is needed.
+    This needs no GPU. The exit status is 1 if something is broken.
     """
     from microscale import doctor as doctor_module
 

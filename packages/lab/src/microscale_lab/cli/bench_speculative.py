@@ -13,8 +13,14 @@ from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.bench import ACCEPTANCE
 from microscale.cli.console import parse_numbers, print_json, show_log
-from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
-from microscale.cli.overrides import parse_overrides
+from microscale.cli.options import (
+    MODEL_HELP,
+    KvCacheDtypeOption,
+    PrecisionOption,
+    ThreadsOption,
+    UtilizationOption,
+    parse_overrides,
+)
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -66,7 +72,7 @@ def bench_speculative(
     import torch
     import triton
 
-    from microscale.cli.model import load_with_progress
+    from microscale.cli.bars import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
     from microscale.engine.speculation.config import parse_config
