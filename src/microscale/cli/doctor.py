@@ -32,7 +32,7 @@ def doctor(
             table.add_column(overflow="fold")
         for finding in findings:
             table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
-            if finding.mend:
-                table.add_row("", "", escape(f"fix: {finding.mend}"))
+            if finding.fix:
+                table.add_row("", "", escape(f"fix: {finding.fix}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)
