@@ -77,12 +77,12 @@ def test_the_glossary_is_the_architectures() -> None:
     [
         ("README.md", "[a](docs/proof.md#x)", "[a](proof.md#x)"),
         ("README.md", "![a](docs/plots/comparison.svg)", "![a](plots/comparison.svg)"),
-        ("docs/install.md", "[a](../SECURITY.md)", "[a](security.md)"),
+        ("docs/using.md", "[a](../SECURITY.md)", "[a](security.md)"),
         (DGX, "[a](../../README.md#what-was-proved-where)", "[a](../index.md#what-was-proved-where)"),
         ("docs/lab/start.md", "[a](../using.md)", "[a](../using.md)"),
-        ("docs/install.md", "[the unit](../packaging/microscale.service)", "the unit"),
-        ("docs/install.md", "[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
-        ("docs/install.md", "```sh\n[a](../SECURITY.md)\n```\n", "```sh\n[a](../SECURITY.md)\n```\n"),
+        ("docs/using.md", "[the unit](../packaging/microscale.service)", "the unit"),
+        ("docs/using.md", "[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
+        ("docs/using.md", "```sh\n[a](../SECURITY.md)\n```\n", "```sh\n[a](../SECURITY.md)\n```\n"),
     ],
 )
 def test_links_move_with_their_pages(source: str, text: str, moved: str) -> None:
