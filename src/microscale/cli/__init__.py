@@ -20,7 +20,7 @@ from microscale.version import __version__
 
 COMMANDS = with_installed(
     {
-        "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's API."),
+        "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's and Anthropic's APIs."),
         "chat": Place("microscale.cli.chat:chat", "Chat with a model in the terminal."),
         "generate": Place(
             "microscale.cli.generate:generate", "Complete token ids with token ids, without a tokenizer."

@@ -29,16 +29,16 @@ LayerFormatOption = Annotated[
 ]
 MoeActivationsOption = Annotated[str, typer.Option(help="Format of the experts' activations: auto, bf16 or mxfp8.")]
 KvCacheDtypeOption = Annotated[str, typer.Option(help="Format of the KV cache: auto, bf16 or fp8.")]
-UtilizationOption = Annotated[float, typer.Option(help="Share of the GPU's memory that may be used.")]
+UtilizationOption = Annotated[float, typer.Option(help="Maximum share of the GPU's memory to use.")]
 ReserveOption = Annotated[
     float | None,
     typer.Option(
-        help="GiB to leave to the system where GPU and CPU share memory. Default: 8 on a GPU such as GB10.", min=0
+        help="GiB to leave to the system if GPU and CPU share memory. Default: 8 on a GPU such as GB10.", min=0
     ),
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(help="CPU threads of every step. Default: one for small steps, all for large ones.", min=1),
+    typer.Option(help="Number of CPU threads. Default: one for small steps, all for large ones.", min=1),
 ]
 TensorParallelOption = Annotated[
     int,

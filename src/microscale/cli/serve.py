@@ -61,7 +61,7 @@ def serve(
         list[str] | None, typer.Option(help="The model's name in requests and replies. Repeatable. Default: MODEL.")
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Visible in `ps`.")
+        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. It is visible in `ps`.")
     ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one per line.")] = None,
     allowed_host: Annotated[
@@ -116,11 +116,13 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that open requests may take after SIGTERM.", min=0)
     ] = 30.0,
-    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric; vllm matches its dashboards.")] = (
+    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
         "microscale"
     ),
     max_body_bytes: Annotated[int, typer.Option(help="Maximum bytes of a request.")] = DEFAULTS.max_body_bytes,
-    max_header_bytes: Annotated[int, typer.Option(help="Maximum bytes of its headers.")] = DEFAULTS.max_header_bytes,
+    max_header_bytes: Annotated[
+        int, typer.Option(help="Maximum bytes of a request's headers.")
+    ] = DEFAULTS.max_header_bytes,
     max_n: Annotated[int, typer.Option(help="Maximum n of one request.")] = DEFAULTS.max_n,
     max_choices: Annotated[int, typer.Option(help="Maximum number of prompts times n.")] = DEFAULTS.max_choices,
     max_stop_strings: Annotated[int, typer.Option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
@@ -144,13 +146,13 @@ def serve(
         float, typer.Option(help="Seconds that a request may take to arrive.")
     ] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that a client may leave its socket unread.")
+        float, typer.Option(help="Seconds for which a client may stop reading.")
     ] = DEFAULTS.write_timeout_s,
     max_unread_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens that a client may fall behind.")
+        int, typer.Option(help="Maximum number of tokens by which a client may fall behind.")
     ] = DEFAULTS.max_unread_tokens,
 ) -> None:
-    """Serve a model with OpenAI's API. Without a MODEL this serves the embedded one, a toy to try it with."""
+    """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the embedded one, which is a toy."""
     given = locals()  # options have the names of the limits, which a test checks
     limits = RequestLimits(**{name: given[name] for name in RequestLimits.__dataclass_fields__})
     env = settings.load()

@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 def bench_load(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id; with --make a preset.")],
     make: Annotated[
-        Path | None, typer.Option(help="Write random weights of the preset here first, as they are published.")
+        Path | None,
+        typer.Option(help="First write random weights of the preset to this folder, in the published layout."),
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="--make: so many layers; the preset's own without.", min=1)] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="With --make: number of layers. Default: the preset's.", min=1)
+    ] = None,
     reads: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Reads in flight and MiB of each, such as 2x8; may be given several times. A load's without."
-        ),
+        typer.Option(help="Reads in flight and MiB per read, such as 2x8. Repeatable. Default: as when loading."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs per row. The median is shown.", min=1)] = 3,
     backend: Annotated[
         str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
     ] = None,
@@ -38,7 +39,7 @@ def bench_load(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Measure how fast a checkpoint is loaded, next to the same files read raw, and what memory that takes.
+    """Measure the time and memory that loading a checkpoint takes, next to plain reads of the same files.
 
     Without files: microscale bench load gpt-oss-20b --make /tmp/weights --layers 8
     """

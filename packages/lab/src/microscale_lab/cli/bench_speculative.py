@@ -35,10 +35,11 @@ TOKENS = "--speculative-tokens"
 def bench_speculative(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
     acceptance: Annotated[
-        float, typer.Option(ACCEPTANCE, help="The chance of a drafted token after accepted ones.", min=0.0, max=1.0)
+        float,
+        typer.Option(ACCEPTANCE, help="Probability that a token is accepted after accepted ones.", min=0.0, max=1.0),
     ] = 0.7,
     tokens: Annotated[
-        str, typer.Option(TOKENS, help="Drafts of each sequence: 0..7, 0,1,3, or auto, the engine's own choice.")
+        str, typer.Option(TOKENS, help="Drafts per sequence: 0..7, 0,1,3, or auto for the engine's choice.")
     ] = "0..7",
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
@@ -50,10 +51,10 @@ def bench_speculative(
             '"num_speculative_tokens": 7}\'. Free drafts without.'
         ),
     ] = None,
-    concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
+    concurrency: Annotated[str, typer.Option(help="Numbers of sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
     steps: Annotated[
-        int, typer.Option(help="Steps of a request that are timed; each row has four requests, auto 300 steps.", min=1)
+        int, typer.Option(help="Timed steps per request. Each row has four requests; auto runs 300 steps.", min=1)
     ] = 32,
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
@@ -63,9 +64,11 @@ def bench_speculative(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object per row as JSON; with auto its steps.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object per row as JSON, and for auto its steps.")
+    ] = False,
 ) -> None:
-    """Measure steps with drafts of which a set share is accepted, next to the floor by distinct experts.
+    """Measure steps with drafts that are accepted with a set probability, next to their floor.
 
     Without files: microscale bench gpt-oss-20b --load-format dummy --speculative-acceptance 0.7
     """

@@ -23,8 +23,10 @@ def bench_sweep(
     output: Annotated[Path, typer.Option("-o", "--output", help="Rows so far, and where they go.")] = Path(
         "sweep.json"
     ),
-    record: Annotated[bool, typer.Option("--record", help="Keep the rows: predictions use them.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    record: Annotated[bool, typer.Option("--record", help="Store the rows for predictions.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="With --record: write to this folder instead of the package.")
+    ] = None,
     card: AsOption = None,
     sms: Annotated[int | None, typer.Option(help="Run on so many SMs only, as a smaller card has.")] = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 AsOption = Annotated[
     str | None,
-    typer.Option("--as", help="Run the kernels of this card (gb10, rtx4090 …) on this GPU. Not that card's speed."),
+    typer.Option("--as", help="Run this card's kernels (gb10, rtx4090 …) on this GPU. The times are this GPU's."),
 ]
 
 

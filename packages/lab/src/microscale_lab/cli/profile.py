@@ -29,11 +29,11 @@ def profile(
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
     ] = LoadFormat.AUTO,
-    batch: Annotated[int, typer.Option(help="Sequences that decode together.")] = 1,
+    batch: Annotated[int, typer.Option(help="Number of sequences that decode together.")] = 1,
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.")] = 128,
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2048,
+    prompt: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the decoding steps here, for chrome://tracing or Perfetto.")
+        Path | None, typer.Option(help="Write the decoding steps to this file, for chrome://tracing or Perfetto.")
     ] = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,

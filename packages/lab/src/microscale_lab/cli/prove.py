@@ -14,12 +14,16 @@ from microscale.errors import BadSetting
 def prove(
     gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
     op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes. Default: one per core.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Rewrite the tables in this page for the installed Triton.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on their cases, as the card.")] = False,
-    device: Annotated[str | None, typer.Option(help="With --run: cuda, or cpu, which interprets.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="With --run: few cases that start every function.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Execute the kernels as the card would.")] = False,
+    device: Annotated[str | None, typer.Option(help="With --run: cuda, or cpu for the interpreter.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --run: the fewest cases that start every function.")
+    ] = False,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
 

@@ -21,18 +21,17 @@ def quality(
         str, typer.Argument(help="demo (the embedded model), a checkpoint folder, or a hub id.")
     ] = embedded.NAME,
     choice: Annotated[
-        list[str] | None, typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable; all without.")
+        list[str] | None,
+        typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts of each task; the shipped file has 32.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer, thoughts included.")] = 320,
-    tasks: Annotated[
-        Path | None, typer.Option(help="A file of tasks; those next to the embedded model without.")
-    ] = None,
+    samples: Annotated[int, typer.Option(help="Prompts per task. The included file has 32.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in an answer, with reasoning.")] = 320,
+    tasks: Annotated[Path | None, typer.Option(help="File of tasks. Default: those of the embedded model.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the model.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Rewrite the model's tables in this page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per choice as JSON.")] = False,
 ) -> None:
-    """Say what each precision costs: accuracy on held-out tasks, loss, divergence and agreement against float32.
+    """Measure what each precision costs: accuracy on held-out tasks, loss, divergence and agreement against float32.
 
     A short run on the embedded model: microscale quality --choice balanced --choice fast
     """

@@ -15,24 +15,23 @@ from microscale.errors import BadSetting
 
 def report(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The JSON file; the page is next to it as .md.")
+        Path,
+        typer.Option("-o", "--output", help="JSON file to write. A page with the suffix .md is written next to it."),
     ] = Path("microscale-report.json"),
-    gpu: Annotated[
-        str | None, typer.Option(help="Without a GPU: execute this card's kernels on the CPU; nothing is timed.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Execute this card's kernels on the CPU. Nothing is timed.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Execute as few cases as start every kernel function.")
+        bool, typer.Option("--quick", help="Execute the fewest cases that start every kernel function.")
     ] = False,
-    op: Annotated[str | None, typer.Option(help="Execute the kernels of these ops only, with commas.")] = None,
-    adopt: Annotated[
-        Path | None, typer.Option(help="Take a report that was sent: write its rows into the package.")
+    op: Annotated[str | None, typer.Option(help="Execute only the kernels of these ops, separated by commas.")] = None,
+    adopt: Annotated[Path | None, typer.Option(help="Write the rows of this report into the package.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="With --adopt: write to this folder instead of the package.")
     ] = None,
-    directory: Annotated[Path | None, typer.Option(help="--adopt: write here instead of into the package.")] = None,
-    readme: Annotated[Path | None, typer.Option(help="--adopt: put the card into this page's table.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="With --adopt: add the card to the table in this page.")] = None,
 ) -> None:
-    """Check and time every kernel on this machine's GPU, and write what was found for us to read.
+    """Check and time every kernel on this machine's GPU, and write a report that you can send us.
 
-    About twenty minutes on a GPU. The files hold no names, paths or serial numbers: read them before you send them.
+    About twenty minutes on a GPU. The files contain no names, paths or serial numbers; read them before you send them.
     """
     from microscale import hardware
     from microscale_lab.report import adopt as adoption

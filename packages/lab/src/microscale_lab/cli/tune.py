@@ -15,14 +15,15 @@ def tune(
     kernels: Annotated[
         str | None,
         typer.Option(
-            help="Only these, with commas: grouped_gemm, attention, split_kv, small_batch_experts, experts_with_mlp,"
-            " small_batch_dense, thresholds."
+            help="Only these, separated by commas: grouped_gemm, attention, split_kv, small_batch_experts, "
+            "experts_with_mlp, small_batch_dense, thresholds."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option(help="A few tiles of a few cases, in two or three minutes: whether tuning works here.")
+        bool,
+        typer.Option(help="Try a few tiles of a few cases, to see in two or three minutes whether tuning works here."),
     ] = False,
-    directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Write to this folder instead of the package.")] = None,
 ) -> None:
     """Measure the kernels' tiles and thresholds on this machine's GPU and write the file for its family.
 
