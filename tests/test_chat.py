@@ -17,8 +17,7 @@ from rich.console import Console
 
 from microscale.cli import chat as chat_command
 from microscale.cli.chat import AnswerView, clean, split_finished
-from microscale.cli.chat_client import Server as ChatServer
-from microscale.cli.chat_client import ServerError
+from microscale.cli.chat_client import ChatServer, ServerError
 from microscale.errors import BadSetting
 from support.live_server import KEY, Live, live
 from support.terminal import Terminal, terminal
@@ -60,7 +59,7 @@ def test_a_conversation(server: Live, tmp_path: Path) -> None:
         ask(screen, "/effort high", "effort: high")
         ask(screen, "/system", "system prompt cleared")
         ask(screen, "/help", r"/system \[TEXT\]", "/save FILE", r"Ctrl-C stops an answer\. End a line with \\ to")
-        ask(screen, "/nonsense", "error: /nonsense is no command")
+        ask(screen, "/nonsense", "error: /nonsense is not a command")
         for name in ("talk.json", "talk.md"):
             ask(screen, f"/save {tmp_path / name}", "saved to")
         ask(screen, f"/save {tmp_path / 'talk.md'}", r"cannot\s+be\s+written:\s+File\s+exists")
@@ -151,15 +150,15 @@ def test_errors_break_between_words(server: Live) -> None:
         leave(screen)
     with terminal((*CHAT, "--url", server.v1), width=40) as screen:
         assert screen.wait() == 1
-        told = f"error: {server.v1} asks for a key; give it with --api-key-file."
+        told = f"error: {server.v1} needs a key; use --api-key-file."
         check("error:" + screen.text.rpartition("error:")[2], told)
 
 
 def test_what_cannot_be_reached_is_said(server: Live) -> None:
     for options, told in (
         (("--url", "http://127.0.0.1:9/v1"), "does not answer"),
-        (("--url", server.v1), "asks for a key; give it with --api-key-file"),
-        (("--url", "nonsense"), "is no address"),
+        (("--url", server.v1), "needs a key; use --api-key-file"),
+        (("--url", "nonsense"), "is not an address"),
         (("--url", server.v1, "gpt-oss-tiny"), "not both"),
     ):
         with terminal((*CHAT, *options)) as screen:

@@ -16,7 +16,7 @@ from rich.markup import render as render_markup
 from microscale.engine.step_times import total
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
-from microscale.explain.shared_memory import beside
+from microscale.explain.report import shared_memory
 from microscale.explain.text import path_reasons, path_spans, path_text
 from microscale.hardware import GIB, KNOWN, Feature, Gpu
 from microscale.kernels.moe.paths import BF16_PATHS
@@ -235,13 +235,13 @@ def test_gpt_oss_120b_is_refused_on_48_gb_with_the_arithmetic_and_runs_on_96() -
 def test_unified_memory_is_shared_with_the_system() -> None:
     """What fits on an empty GB10, without a desktop, and beside one; other cards share nothing."""
     report = ask("gpt-oss-120b", "gb10", context=131072, batch=4)
-    alone, desktop = beside(report.memory)
+    alone, desktop = shared_memory(report.memory)
     assert report.memory.usable > alone.usable > desktop.usable
     assert alone.usable == 120 * GIB - 12 * GIB - GIB - 8 * GIB
     assert report.memory.max_sequences > alone.max_sequences > desktop.max_sequences > 0
     assert "with a desktop (20.0 + 1.0 page cache)" in " ".join(render(report))
     assert [entry["name"] for entry in report.to_json()["memory"]["beside_system"]] == ["no desktop", "a desktop"]
-    assert list(beside(ask("gpt-oss-120b", "rtxpro6000").memory)) == []
+    assert list(shared_memory(ask("gpt-oss-120b", "rtxpro6000").memory)) == []
 
 
 # ---- predictions ----------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_what_was_measured_here_says_so_and_has_the_narrowest_interval() -> None
     assert (here.asked.basis, other.asked.basis) == ("measured", "fitted")
     assert here.asked.tok_s == pytest.approx(514, rel=0.05)  # docs/benchmarks.md
     assert width(here) < width(other) < 0.5
-    assert "measured here" in " ".join(render(here))
+    assert "measured: this model" in " ".join(render(here))
 
 
 def test_a_batch_that_does_not_fit_is_not_predicted() -> None:

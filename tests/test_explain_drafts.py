@@ -36,10 +36,10 @@ def test_what_steps_cost(model: str, card: str) -> None:
         assert [step.us for step in steps] == sorted(step.us for step in steps)
         assert all(step.experts is not None for step in steps)
         for step in steps[1:]:
-            ratio, pays = batch.ratio(step), batch.pays_from(step)
+            ratio, even = batch.ratio(step), batch.break_even(step)
             # At the break-even the tokens are worth the time, by the formula that the docs have.
-            assert pays is not None
-            assert tokens_of(pays, step.drafts) == pytest.approx(ratio, rel=1e-6)
+            assert even is not None
+            assert tokens_of(even, step.drafts) == pytest.approx(ratio, rel=1e-6)
             assert 1 < ratio < 1.5 + step.drafts
         # K drafts of one sequence use as many experts as K + 1 sequences.
         assert steps[3].experts == pytest.approx(_experts(report, 4 * batch.sequences))
@@ -92,7 +92,7 @@ def _first_steps(drafter: str, ranks: int) -> tuple[DraftedStep, ...]:
 
 
 def test_a_head_that_is_not_known_is_refused() -> None:
-    with pytest.raises(BadSetting, match="--speculative eagle3: no shape of a head for gemma-4-26b-a4b is known here"):
+    with pytest.raises(BadSetting, match="--speculative eagle3: no draft head for gemma-4-26b-a4b is known"):
         ask("gemma-4-26b-a4b", "gb10", "eagle3")
 
 
@@ -114,7 +114,7 @@ def test_text_and_json() -> None:
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line != line.rstrip()]
     text = "\n".join(lines)
-    found = re.findall(r"at K = 3 a step costs (\d\.\d\d) x; pays from an acceptance of (\d+)% on", text)
+    found = re.findall(r"at K = 3 a step costs (\d\.\d\d) x; it is faster above an acceptance of (\d+)%", text)
     assert len(found) == len(SEQUENCES)
     data = json.loads(json.dumps(report.to_json()))["speculative"]
     assert [batch["sequences"] for batch in data["batches"]] == list(SEQUENCES)

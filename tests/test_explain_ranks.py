@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.engine.predictions import Basis, Phase, Point
-from microscale.explain.ranks import with_sums
+from microscale.explain.report import with_sums
 from microscale.hardware.links import CardLink, Wait
 
 LINK = CardLink("x", "x", ((1 << 20, Wait(10.0, 30.0)),), (1.0, 1.0), "a test", "2026-11-17")

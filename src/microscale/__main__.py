@@ -1,6 +1,6 @@
-"""The entry point: a Python that is too old or a package that does not import is one sentence, not a traceback.
+"""The entry point. An old Python or a broken package gives one sentence, not a traceback.
 
-Nothing of ours is imported before that is known, so that the advice also reaches those whose installation is broken.
+Our own modules are imported only after these checks, so a broken installation still gets the advice.
 """
 
 import importlib
@@ -10,7 +10,7 @@ MIN_PYTHON = (3, 11)
 
 
 def main() -> None:
-    """Check what the command line stands on, then run it."""
+    """Check the installation, then run the command line."""
     if sys.version_info[:2] < MIN_PYTHON:
         needed, here = ".".join(map(str, MIN_PYTHON)), sys.version.split()[0]
         sys.exit(f"error: Microscale needs Python {needed} or newer; this is {here}.")
@@ -18,7 +18,7 @@ def main() -> None:
         if _serves(sys.argv[1:]):
             # The engine imports torch while this process imports the command line and the server.
             importlib.import_module("microscale.engine.client.launch").start_ahead()
-        # A command's own module is imported when it is called.
+        # The module of a command is imported when it is called.
         importlib.import_module("microscale.cli").main()
     except ImportError as error:
         name = (error.name or "").split(".")[0]
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _serves(arguments: list[str]) -> bool:
-    """Whether this is a server, and not the question what its options are."""
+    """Whether this starts a server, rather than showing the help of `serve`."""
     return arguments[:1] == ["serve"] and not {"-h", "--help"} & set(arguments)
 
 

@@ -23,16 +23,16 @@ from microscale.errors import Unsupported
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
-# Distribution → least version, as in pyproject.toml.
+# Distribution → minimum version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
 # A line of Microscale's metadata that names a dependency and its least version.
 DEPENDENCY = re.compile(r"([\w-]+)>=([\d.]+)(?!.*extra ==)")
 
 
-class Status(StrEnum):
+class Health(StrEnum):
     OK = "ok"
     NOTE = "note"
-    """Works, but not as well as it could; ``mend`` says what would help."""
+    """It works, but could be better; ``fix`` says how."""
     BROKEN = "broken"
 
 
@@ -41,9 +41,9 @@ class Finding:
     """One line of the report."""
 
     name: str
-    status: Status
+    status: Health
     value: str
-    mend: str | None = None
+    fix: str | None = None
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -51,21 +51,21 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _python() -> Finding:
-    return Finding("Python", Status.OK, f"{platform.python_version()} at {sys.executable}")
+    return Finding("Python", Health.OK, f"{platform.python_version()} at {sys.executable}")
 
 
 def _packages() -> Iterator[Finding]:
-    for name, least in REQUIRED.items():
-        wanted = ".".join(map(str, least))
+    for name, minimum in REQUIRED.items():
+        wanted = ".".join(map(str, minimum))
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, Status.BROKEN, "not installed", f"pip install '{name}>={wanted}'")
+            yield Finding(name, Health.BROKEN, "not installed", f"pip install '{name}>={wanted}'")
             continue
-        if _version(version) < least:
-            yield Finding(name, Status.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
+        if _version(version) < minimum:
+            yield Finding(name, Health.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
         else:
-            yield Finding(name, Status.OK, version)
+            yield Finding(name, Health.OK, version)
 
 
 def _server() -> Finding:
@@ -74,77 +74,79 @@ def _server() -> Finding:
     try:
         lines = importlib.metadata.requires("microscale") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("Server", Status.NOTE, "unknown: Microscale runs here without being installed", fix)
-    lacking = []
+        return Finding("Server", Health.NOTE, "unknown: Microscale runs here without being installed", fix)
+    missing = []
     for name, least in (line.groups() for line in map(DEPENDENCY.match, lines) if line):
         if name in REQUIRED:
             continue
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            lacking.append(f"no {name}")
+            missing.append(f"no {name}")
             continue
         if _version(version) < _version(least):
-            lacking.append(f"{name} {version}")
-    if lacking:
-        return Finding("Server", Status.NOTE, ", ".join(lacking), fix)
-    return Finding("Server", Status.OK, "all packages installed")
+            missing.append(f"{name} {version}")
+    if missing:
+        return Finding("Server", Health.NOTE, ", ".join(missing), fix)
+    return Finding("Server", Health.OK, "all packages installed")
 
 
 def _ptxas() -> Finding:
-    """Triton carries its own assembler; without it no kernel can be compiled."""
+    """Triton comes with its own assembler, without which it compiles no kernel."""
     spec = importlib.util.find_spec("triton")
     folder = Path(spec.origin).parent / "backends/nvidia/bin" if spec and spec.origin else None
     path = folder / "ptxas" if folder and (folder / "ptxas").exists() else shutil.which("ptxas")
     if path is None:
-        mend = "Reinstall triton from a wheel: pip install --force-reinstall triton"
-        return Finding("ptxas", Status.BROKEN, "not found", mend)
+        fix = "Reinstall triton from a wheel: pip install --force-reinstall triton"
+        return Finding("ptxas", Health.BROKEN, "not found", fix)
     try:
         text = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("ptxas", Status.BROKEN, f"{path} does not run: {error}", "Reinstall triton from a wheel.")
+        return Finding("ptxas", Health.BROKEN, f"{path} does not run: {error}", "Reinstall triton from a wheel.")
     release = re.search(r"release [\d.]+, V([\d.]+)", text)
-    return Finding("ptxas", Status.OK, f"{release[1] if release else 'unknown version'} at {path}")
+    return Finding("ptxas", Health.OK, f"{release[1] if release else 'unknown version'} at {path}")
 
 
 def _driver() -> Finding:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        mend = "Install the NVIDIA driver if this machine has a GPU; without one Microscale runs on the CPU."
-        return Finding("Driver", Status.NOTE, "no nvidia-smi on the PATH", mend)
+        fix = "Install the NVIDIA driver if this machine has a GPU; without one Microscale runs on the CPU."
+        return Finding("Driver", Health.NOTE, "no nvidia-smi on the PATH", fix)
     query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("Driver", Status.BROKEN, f"nvidia-smi does not run: {error}", "Reinstall the NVIDIA driver.")
+        return Finding("Driver", Health.BROKEN, f"nvidia-smi does not run: {error}", "Reinstall the NVIDIA driver.")
     lines = answer.stdout.strip().splitlines()
     if answer.returncode or not lines:
-        said = (answer.stdout + answer.stderr).strip() or f"exit status {answer.returncode}"
-        return Finding("Driver", Status.BROKEN, said.splitlines()[0], "Reload or reinstall the NVIDIA driver.")
-    return Finding("Driver", Status.OK, lines[0])
+        output = (answer.stdout + answer.stderr).strip() or f"exit status {answer.returncode}"
+        return Finding("Driver", Health.BROKEN, output.splitlines()[0], "Reload or reinstall the NVIDIA driver.")
+    return Finding("Driver", Health.OK, lines[0])
 
 
 def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
-    """Whether the Triton at hand is known to compile something wrong for this card, and in which of our kernels."""
+    """Known miscompilations of the installed Triton for this card, and which of our kernels they affect."""
     version = installed_triton()
     faults = faults_of(version, gpu.sm)
-    touched = {fault: paths for fault in faults if (paths := users(fault.form))}
-    if not touched:
-        known = f"{len(faults)} forms known to be wrong, none in our kernels" if faults else "no form known to be wrong"
-        return Finding(f"Triton for {name}", Status.OK, f"{version} on SM {gpu.capability}: {known}")
-    said = "; ".join(f"{f.form}: {f.what} ({f.issue}); refused: {' / '.join(paths)}" for f, paths in touched.items())
-    mend = "Install a Triton that is not affected; until then other paths run, and explain says which."
-    return Finding(f"Triton for {name}", Status.NOTE, f"{version} on SM {gpu.capability} is wrong in {said}", mend)
+    affected = {fault: paths for fault in faults if (paths := users(fault.form))}
+    if not affected:
+        known = f"{len(faults)} known miscompilations, none in our kernels" if faults else "no known miscompilation"
+        return Finding(f"Triton for {name}", Health.OK, f"{version} on SM {gpu.capability}: {known}")
+    details = "; ".join(
+        f"{f.form}: {f.what} ({f.issue}); not used: {' / '.join(paths)}" for f, paths in affected.items()
+    )
+    fix = "Install a Triton without this fault; until then other kernels run, and explain shows which."
+    return Finding(f"Triton for {name}", Health.NOTE, f"{version} on SM {gpu.capability} miscompiles {details}", fix)
 
 
 def _gpus(has_driver: bool) -> Iterator[Finding]:
     if not torch.cuda.is_available():
-        mend = None
+        fix = None
         if has_driver and torch.version.cuda is None:
-            mend = "This torch is built for CPUs: reinstall torch with CUDA support."
+            fix = "This torch is built for CPUs: reinstall torch with CUDA support."
         elif has_driver:
-            mend = f"torch is built for CUDA {torch.version.cuda}, which needs a newer driver than this one."
-        yield Finding("GPU", Status.NOTE if mend is None else Status.BROKEN, "none that torch can use", mend)
+            fix = f"torch is built for CUDA {torch.version.cuda}, which needs a newer driver than this one."
+        yield Finding("GPU", Health.NOTE if fix is None else Health.BROKEN, "none that torch can use", fix)
         return
     for index in range(torch.cuda.device_count()):
         with warnings.catch_warnings(record=True) as caught:
@@ -152,7 +154,7 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
             try:
                 gpu = hardware.detect(index)
             except Unsupported as error:
-                yield Finding(f"GPU {index}", Status.NOTE, torch.cuda.get_device_name(index), str(error))
+                yield Finding(f"GPU {index}", Health.NOTE, torch.cuda.get_device_name(index), str(error))
                 continue
         free = hardware.available_memory(gpu, index) / hardware.GIB
         kind = "unified" if gpu.unified else "GPU"
@@ -161,33 +163,33 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
             f"{free:.1f} of {gpu.memory_bytes / hardware.GIB:.1f} GiB {kind} memory free"
         )
         unknown = next((str(w.message) for w in caught if issubclass(w.category, hardware.UnknownGpu)), None)
-        yield Finding(f"GPU {index}", Status.NOTE if unknown else Status.OK, value, unknown)
+        yield Finding(f"GPU {index}", Health.NOTE if unknown else Health.OK, value, unknown)
         yield _triton_faults(gpu, f"GPU {index}")
 
 
 def _memory() -> Finding:
     total, available = (size / hardware.GIB for size in hardware.system_memory())
-    return Finding("Memory", Status.OK, f"{available:.1f} of {total:.1f} GiB available")
+    return Finding("Memory", Health.OK, f"{available:.1f} of {total:.1f} GiB available")
 
 
 def examine() -> list[Finding]:
-    """Look at everything, in the order in which a user would mend it."""
+    """All findings, in the order in which a user would fix them."""
     driver = _driver()
     return [
-        Finding("Microscale", Status.OK, __version__),
+        Finding("Microscale", Health.OK, __version__),
         _python(),
         *_packages(),
         _server(),
         _ptxas(),
         driver,
-        *_gpus(driver.status is Status.OK),
+        *_gpus(driver.status is Health.OK),
         _memory(),
     ]
 
 
 def healthy(findings: list[Finding]) -> bool:
-    """Nothing is broken; notes do not count."""
-    return all(finding.status is not Status.BROKEN for finding in findings)
+    """True if nothing is broken; notes do not count."""
+    return all(finding.status is not Health.BROKEN for finding in findings)
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Every error that Microscale raises on purpose.
 
-One class per person who can mend it. A message is one sentence that names the thing at fault and says what to do;
-the command line prints it without a traceback and the server maps the class to a status.
+There is one class for each kind of person who can fix it. A message is one sentence that names what is wrong and says
+what to do. The command line prints it without a traceback; the server maps the class to a status.
 """
 
 from __future__ import annotations
 
 
 class MicroscaleError(Exception):
-    """The root: catching it catches everything raised on purpose, and no bug."""
+    """The root of all errors that are raised on purpose; a bug raises something else."""
 
 
 class Unsupported(MicroscaleError):
@@ -24,7 +24,7 @@ class BadConfig(BadCheckpoint):
 
 
 class BadSetting(MicroscaleError):
-    """A command-line option or an environment variable has a value that cannot be used."""
+    """A command-line option or an environment variable has an unusable value."""
 
 
 class BadRequest(MicroscaleError):
@@ -32,11 +32,11 @@ class BadRequest(MicroscaleError):
 
 
 class QueueFull(MicroscaleError):
-    """More requests wait than the queue may hold; the client should come back later."""
+    """The queue has its maximum length; the client should try again later."""
 
 
 class OutOfPages(MicroscaleError):
-    """The KV cache has no free page left for what was asked."""
+    """The KV cache has too few free pages."""
 
 
 class BadLogits(MicroscaleError):
@@ -44,11 +44,11 @@ class BadLogits(MicroscaleError):
 
 
 class EngineDied(MicroscaleError):
-    """The engine process is gone, or was given up; what it was working on is lost."""
+    """The engine process ended or does not answer; its work is lost."""
 
 
 class Draining(MicroscaleError):
-    """The engine finishes what it has and takes nothing new; another one should be asked."""
+    """The engine finishes its open requests and accepts no new ones."""
 
 
 class BadMessage(MicroscaleError):
@@ -56,4 +56,4 @@ class BadMessage(MicroscaleError):
 
 
 class RankFailed(EngineDied):
-    """One of the processes that share a model died, hangs, or does not do what the others do."""
+    """One of the processes that share a model died, hangs, or disagrees with the others."""

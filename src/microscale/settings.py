@@ -1,7 +1,7 @@
 """The only place that reads the environment.
 
-Each variable is declared here with its type, default and meaning. A value that cannot be read is an error, never a
-silent default, and so is an unknown variable that starts with ``MICROSCALE_``: it is most likely a typing mistake.
+Each variable is declared here with its type, default and meaning. An unreadable value is an error, never a silent
+default. So is an unknown variable that starts with ``MICROSCALE_``, which is most likely a typing mistake.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from microscale.errors import BadSetting
 
 PREFIX = "MICROSCALE_"
 SPIN_COUNT = "1000"
-"""Turns that a CPU thread of torch waits for another before it gives up its core. As many as OpenMP takes by itself are
-milliseconds, and where another program wants the core every product of a small model waits that long. The embedded
-model on two cores beside three busy processes: 0.5 to 5 tokens/s, 15 to 32 with this; alone 71 to 115, 75 to 101.
+"""Turns that a CPU thread of torch spins before it gives up its core. OpenMP's default takes milliseconds, which every
+product of a small model waits if another program wants the core. The embedded model on two cores next to three busy
+processes: 0.5 to 5 tokens/s by default, 15 to 32 with 1000; alone 71 to 115 and 75 to 101.
 """
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says, read once."""
+    """The environment variables, read once."""
 
     cache_dir: Path
-    """``MICROSCALE_CACHE_DIR``: where compiled kernels' proofs and other things that can be remade are kept."""
+    """``MICROSCALE_CACHE_DIR``: the folder of results that can be made again, such as proofs of kernels."""
     offline: bool
-    """``MICROSCALE_OFFLINE`` (or ``HF_HUB_OFFLINE``): never ask the hub, use only what is cached."""
+    """``MICROSCALE_OFFLINE`` (or ``HF_HUB_OFFLINE``): use only cached files, never the hub."""
     debug: bool
     """``MICROSCALE_DEBUG``: show tracebacks for errors that are otherwise one sentence."""
     vllm: bool
-    """``MICROSCALE_VLLM``: whether the plug-in takes over vLLM's experts; on unless it says off."""
+    """``MICROSCALE_VLLM``: whether the plug-in runs vLLM's experts. Default: on."""
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -46,12 +46,12 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
 
 
 def _on(env: Mapping[str, str], name: str) -> bool:
-    """A flag that is on unless it says off."""
+    """A flag whose default is on."""
     return not env.get(name, "").strip() or _flag(env, name)
 
 
 def _cache_base(env: Mapping[str, str]) -> Path:
-    """Where caches go; a user without a home directory (a bare container user) has the temporary folder."""
+    """The folder of caches; the temporary folder for a user without a home directory, as in a bare container."""
     if env.get("XDG_CACHE_HOME"):
         return Path(env["XDG_CACHE_HOME"])
     try:
@@ -77,7 +77,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
 
 @dataclass(frozen=True)
 class Torchrun:
-    """What torchrun says to each process that it starts."""
+    """The variables that torchrun sets in each process."""
 
     rank: int
     world: int
@@ -87,7 +87,7 @@ class Torchrun:
 
 
 def torchrun(env: Mapping[str, str] | None = None) -> Torchrun | None:
-    """What torchrun has said to this process, if it was that which started it."""
+    """torchrun's variables, or ``None`` if torchrun did not start this process."""
     env = os.environ if env is None else env
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
@@ -95,11 +95,11 @@ def torchrun(env: Mapping[str, str] | None = None) -> Torchrun | None:
         rank, world, local, port = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
         return Torchrun(rank, world, local, env["MASTER_ADDR"], port)
     except (KeyError, ValueError) as error:
-        raise BadSetting(f"torchrun has set TORCHELASTIC_RUN_ID and not what belongs to it: {error}.") from None
+        raise BadSetting(f"TORCHELASTIC_RUN_ID is set, but another variable of torchrun is not: {error}.") from None
 
 
 def limit_spinning(env: MutableMapping[str, str] | None = None) -> None:
-    """Before torch is imported, and unless the user has said how threads wait."""
+    """Set ``SPIN_COUNT`` unless the user chose how threads wait. Call it before torch is imported."""
     env = os.environ if env is None else env
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.bench.energy import EnergyMeter
-from microscale.bench.model import Case, header, line, make_cases, run
+from microscale.bench.model import BenchCase, header, line, make_cases, run
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.models.outline import outline
@@ -16,8 +16,8 @@ from support.loading import load_model
 def test_prompts_run_alone_and_decoding_at_every_batch_and_depth() -> None:
     cases = make_cases(["pp512", "tg128"], [1, 8], [128, 4096], 131072)
     assert cases == [
-        Case("pp", 512, 1, 0),
-        *(Case("tg", 128, batch, depth) for batch in (1, 8) for depth in (128, 4096)),
+        BenchCase("pp", 512, 1, 0),
+        *(BenchCase("tg", 128, batch, depth) for batch in (1, 8) for depth in (128, 4096)),
     ]
 
 
@@ -68,5 +68,5 @@ def test_energy_is_that_of_the_runs_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(row.watts is not None and row.watts > 0 for row in rows)
     assert [len(line(row).split()) for row in rows] == [10, 10]
     assert header(energy=True).split()[-2:] == ["W", "tok/J"]
-    with pytest.raises(Unsupported, match="stood still"):
+    with pytest.raises(Unsupported, match="did not move"):
         list(run(model, shape, setup, cases, step_tokens=32, repeats=1, meter=Counter(0.0)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from microscale.bench.model import Row
+from microscale.bench.model import BenchRow
 from microscale.bench.plot import draw, panels
 
 ROWS = [
-    Row("pp512", 1, 0, 20_000, 100_000, 0, ()),
-    Row("pp2048", 1, 0, 60_000, 140_000, 0, ()),
+    BenchRow("pp512", 1, 0, 20_000, 100_000, 0, ()),
+    BenchRow("pp2048", 1, 0, 60_000, 140_000, 0, ()),
     *(
-        Row(test, batch, depth, 600.0 * batch**0.8 / (1 + depth / 9e4), 1200.0 * batch**0.9, 0, ())
+        BenchRow(test, batch, depth, 600.0 * batch**0.8 / (1 + depth / 9e4), 1200.0 * batch**0.9, 0, ())
         for test in ("tg32", "tg128")
         for batch in (1, 8, 64)
         for depth in (128, 8192)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from microscale.bench import serve_client
-from microscale.bench.serve_client import Answer, Ask, BenchFailed, client_floor_s, exchange, post
+from microscale.bench.serve_client import BenchFailed, StreamTimes, TimedRequest, client_floor_s, exchange, post
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
@@ -38,7 +38,7 @@ USED = chunk(event(choices=[], usage=USAGE))
 def fed(*pieces: tuple[float, bytes]) -> serve_client._Stream:
     """A stream that was sent at 1.0 and received these pieces at their times."""
     with socket.socket() as sock:
-        stream = serve_client._Stream(sock, Ask(b""), sent=1.0)
+        stream = serve_client._Stream(sock, TimedRequest(b""), sent=1.0)
         for at, data in pieces:
             stream.feed(at, data)
         return stream
@@ -72,7 +72,7 @@ def test_deltas_of_a_chat_are_text_too() -> None:
 
 
 def test_gaps_are_those_within_a_span() -> None:
-    answer = Answer(sent=0.0, first=1.0, texts=[1.0, 1.5, 3.0, 3.25], ended=4.0)
+    answer = StreamTimes(sent=0.0, first=1.0, texts=[1.0, 1.5, 3.0, 3.25], ended=4.0)
     assert answer.gaps() == [0.5, 1.5, 0.25]
     assert answer.gaps(1.2, 3.1) == [1.5]
 
@@ -130,7 +130,7 @@ def test_running_streams_begin_first_and_are_hung_up_last() -> None:
     short = [(0.0, HEAD + chunk(text("y"))), (0.1, USED + DONE)]
     with scripted([ticks, short, short]) as (host, port, _):
         body = post(host, port, "/", {"a": 1})
-        asks = [Ask(body, running=True), Ask(body), Ask(body, at_s=0.2)]
+        asks = [TimedRequest(body, running=True), TimedRequest(body), TimedRequest(body, at_s=0.2)]
         running, first, second = exchange(host, port, asks, settled=3)
     assert sum(at <= first.sent for at in running.texts) >= 3
     assert second.sent - first.sent >= 0.2
@@ -142,7 +142,7 @@ def test_running_streams_begin_first_and_are_hung_up_last() -> None:
 
 def test_a_request_is_sent_as_http() -> None:
     with scripted([[(0.0, HEAD + chunk(text("y")) + DONE)]]) as (host, port, asked):
-        exchange(host, port, [Ask(post(host, port, "/v1/completions", {"prompt": "é"}))])
+        exchange(host, port, [TimedRequest(post(host, port, "/v1/completions", {"prompt": "é"}))])
     head, _, body = asked[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
@@ -151,7 +151,7 @@ def test_a_request_is_sent_as_http() -> None:
 
 def test_a_server_that_hangs_up_is_refused() -> None:
     with scripted([[(0.0, HEAD)]]) as (host, port, _), pytest.raises(BenchFailed, match="without a token"):
-        exchange(host, port, [Ask(post(host, port, "/", {}))])
+        exchange(host, port, [TimedRequest(post(host, port, "/", {}))])
 
 
 def test_the_clients_own_floor_is_small() -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from microscale.bench.serve_client import Ask, exchange, post
+from microscale.bench.serve_client import TimedRequest, exchange, post
 from microscale.bench.serve_load import QUICK
 from microscale.cli import app
 from microscale.errors import BadSetting
@@ -86,7 +86,7 @@ def test_options_of_the_benchmark_itself_are_refused(option: str, tmp_path: Path
     log = tmp_path / "log"
     result = CliRunner().invoke(app, ["bench", "demo", "--serve", option, "x", "--server-log", str(log)])
     assert isinstance(result.exception, BadSetting)
-    assert f"{option.split('=')[0]} is the benchmark's own to choose" in str(result.exception)
+    assert f"{option.split('=')[0]} is set by the benchmark" in str(result.exception)
     assert not log.exists()
 
 
@@ -165,7 +165,10 @@ def test_every_token_of_random_weights_shows_in_chat_and_completions(tmp_path: P
             "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
         }
         for path, fields in bodies.items():
-            asks = [Ask(post(where.hostname, where.port, path, fields | common | {"seed": seed})) for seed in range(4)]
+            asks = [
+                TimedRequest(post(where.hostname, where.port, path, fields | common | {"seed": seed}))
+                for seed in range(4)
+            ]
             answers = exchange(where.hostname, where.port, asks)
             assert [answer.completion_tokens for answer in answers] == [TOKENS] * 4
             # Of 512 ids 8 are control tokens and 51 are bytes that wait for another.

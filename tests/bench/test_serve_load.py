@@ -13,22 +13,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from microscale.bench.serve_client import Answer, BenchFailed
-from microscale.bench.serve_load import (
-    FIRST_TOKENS,
-    QUICK,
+from microscale.bench.serve_client import BenchFailed, StreamTimes
+from microscale.bench.serve_figures import (
     FirstToken,
-    Found,
     Gaps,
-    GraphCounts,
-    Load,
-    Plan,
+    GraphChanges,
+    ServerFigures,
     Slowest,
     Spread,
-    measure,
+    as_json,
+    table,
 )
-from microscale.bench.serve_process import Server
-from microscale.bench.serve_table import as_json, table
+from microscale.bench.serve_load import FIRST_TOKENS, QUICK, LoadPlan, LoadRun, measure
+from microscale.bench.serve_process import BenchServer
 from support.live_server import Live, live
 
 STEP_S = 0.06
@@ -38,15 +35,15 @@ BUSY_MS = 5 * STEP_MS
 PLAN = replace(QUICK, prompt_lens=(16, 64), repeats=5, first_requests=8, stream_tokens=20, arrivals=6)
 
 
-def server_of(running: Live, **plan: Any) -> Server:
+def server_of(running: Live, **plan: Any) -> BenchServer:
     port = urlsplit(running.address).port
     assert port is not None
     process = cast(Any, running.process)
-    return Server(port, 1.0, {"max_model_len": 4096, **plan}, process, running.log)
+    return BenchServer(port, 1.0, {"max_model_len": 4096, **plan}, process, running.log)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, int, str]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerFigures, int, str]]:
     """What was measured, the steps that a progress bar heard of, and the server's log."""
     log = tmp_path_factory.mktemp("serve") / "log"
     steps: list[int] = []
@@ -66,7 +63,7 @@ def told(log: str, prompt_tokens: int, completion_tokens: int) -> list[tuple[flo
     return [(float(first), float(total)) for first, total in found]
 
 
-def test_first_tokens_are_those_of_the_engine(found: tuple[Found, int, str]) -> None:
+def test_first_tokens_are_those_of_the_engine(found: tuple[ServerFigures, int, str]) -> None:
     """A request comes while the engine is idle: its first step gives the first token, and a second one would show."""
     result, _, log = found
     assert [row.prompt_tokens for row in result.first_tokens] == [16, 64]
@@ -83,7 +80,7 @@ def test_first_tokens_are_those_of_the_engine(found: tuple[Found, int, str]) -> 
     assert result.slowest.times_steady >= max(row.after_ready_ms / row.steady.p50 for row in result.first_tokens)
 
 
-def test_a_burst_shares_its_steps(found: tuple[Found, int, str]) -> None:
+def test_a_burst_shares_its_steps(found: tuple[ServerFigures, int, str]) -> None:
     """As the server saw the eight: each waits for the step that it comes in, or for one more."""
     result, _, log = found
     burst = result.burst
@@ -96,7 +93,7 @@ def test_a_burst_shares_its_steps(found: tuple[Found, int, str]) -> None:
     assert p50 < burst.again.p50 < p50 + BUSY_MS
 
 
-def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
+def test_gaps_are_steps(found: tuple[ServerFigures, int, str]) -> None:
     result, _, log = found
     assert [(row.streams, row.arrivals) for row in result.gaps] == [(1, 0), (4, 0), (2, PLAN.arrivals)]
     one, four, busy = result.gaps
@@ -119,32 +116,32 @@ def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
     assert busy.arrivals_first.count == PLAN.arrivals
 
 
-def test_each_phase_tells_the_graphs_of_its_own(found: tuple[Found, int, str]) -> None:
+def test_each_phase_tells_the_graphs_of_its_own(found: tuple[ServerFigures, int, str]) -> None:
     """The scripted engine captures one for each request, every second request waits for its own, and each runs three
     steps in others."""
     result, _, _ = found
     before = PLAN.first_requests + 2 * PLAN.burst + len(PLAN.all_lens) * PLAN.repeats
     for gaps, requests in zip(result.gaps, (1, 4, PLAN.running + PLAN.arrivals), strict=True):
         waited_for = (before + requests) // 2 - before // 2
-        assert gaps.graphs == GraphCounts(before, requests, waited_for, 3 * requests)
+        assert gaps.graphs == GraphChanges(before, requests, waited_for, 3 * requests)
         before += requests
 
 
 def test_a_server_that_counts_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Load(Server(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
+    load = LoadRun(BenchServer(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
     gaps = Gaps(8, 100, Spread(4.0, 5.0, 6.0, 20), None)
     names = ("cuda_graphs", "cuda_graphs_waited_for_total", "cuda_graph_stand_ins_total")
     before, after = (
         "".join(f'x:{name}{{model_name="m"}} {count}.0\n' for name, count in zip(names, counts, strict=True)).encode()
         for counts in ((70, 4, 0), (72, 4, 9))
     )
-    for texts, counts in (((before, after), GraphCounts(70, 2, 0, 9)), ((before, b""), None), ((b"", after), None)):
+    for texts, counts in (((before, after), GraphChanges(70, 2, 0, 9)), ((before, b""), None), ((b"", after), None)):
         told = iter(texts)
-        monkeypatch.setattr(Server, "get", lambda server, path, told=told: next(told))
+        monkeypatch.setattr(BenchServer, "get", lambda server, path, told=told: next(told))
         assert load._counted(lambda: gaps) == replace(gaps, graphs=counts)
 
 
-def test_the_server_saw_what_was_planned(found: tuple[Found, int, str]) -> None:
+def test_the_server_saw_what_was_planned(found: tuple[ServerFigures, int, str]) -> None:
     _, steps, log = found
     assert steps == PLAN.steps
     asked = [line for line in log.splitlines() if "route=/v1/completions" in line]
@@ -157,13 +154,13 @@ def test_the_server_saw_what_was_planned(found: tuple[Found, int, str]) -> None:
     assert len([line for line in asked if "finish=length" in line]) == singles + 2 * PLAN.burst + streams
 
 
-def test_floors_are_below_what_they_are_under(found: tuple[Found, int, str]) -> None:
+def test_floors_are_below_what_they_are_under(found: tuple[ServerFigures, int, str]) -> None:
     result, _, _ = found
     assert 0 < result.client_floor_ms < result.first_tokens[0].steady.p50
     assert 0 < result.http_floor_ms < result.first_tokens[0].steady.p50
 
 
-def test_cached_prompts_are_told(found: tuple[Found, int, str]) -> None:
+def test_cached_prompts_are_told(found: tuple[ServerFigures, int, str]) -> None:
     """The scripted engine says that half of each prompt was cached."""
     result, _, _ = found
     assert result.cached_tokens > 0
@@ -175,17 +172,17 @@ def test_a_server_that_is_gone_is_told_with_its_log(tmp_path: Path) -> None:
     log.write_text("the last words\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    server = Server(port, 1.0, {"max_model_len": 4096}, cast(Any, None), log)
+    server = BenchServer(port, 1.0, {"max_model_len": 4096}, cast(Any, None), log)
     with pytest.raises(BenchFailed, match=r"(?s)refused.*the last words"):
         measure(server, PLAN, 0, lambda steps: None)
 
 
-def answer(prompt_tokens: int, completion_tokens: int) -> Answer:
-    return Answer(0.0, 1.0, [1.0], 2.0, prompt_tokens, 0, completion_tokens)
+def answer(prompt_tokens: int, completion_tokens: int) -> StreamTimes:
+    return StreamTimes(0.0, 1.0, [1.0], 2.0, prompt_tokens, 0, completion_tokens)
 
 
 def test_other_counts_than_asked_are_refused() -> None:
-    load = Load(Server(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
+    load = LoadRun(BenchServer(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
     load._check([answer(16, 2)], [16], 2)
     for wrong in (answer(17, 2), answer(16, 1)):
         with pytest.raises(BenchFailed, match="counted"):
@@ -193,14 +190,14 @@ def test_other_counts_than_asked_are_refused() -> None:
 
 
 def test_prompts_that_do_not_fit_are_left_out() -> None:
-    assert Plan().fitting(1000).prompt_lens == (16, 64, 128, 256, 512)
-    assert Plan().fitting(10**5) == Plan()
+    assert LoadPlan().fitting(1000).prompt_lens == (16, 64, 128, 256, 512)
+    assert LoadPlan().fitting(10**5) == LoadPlan()
     with pytest.raises(BenchFailed, match="500 tokens"):
-        Plan().fitting(500)
+        LoadPlan().fitting(500)
 
 
 def test_the_first_requests_hold_every_size() -> None:
-    for plan in (Plan(), QUICK):
+    for plan in (LoadPlan(), QUICK):
         assert set(plan.prompt_lens) < set(plan.all_lens)
         assert len(plan.all_lens) <= plan.first_requests
         assert max(plan.all_lens) == max(plan.prompt_lens)
@@ -214,8 +211,8 @@ def test_percentiles() -> None:
 
 def test_the_table_and_json_hold_the_figures() -> None:
     steady = Spread(4.0, 5.0, 6.0, 20)
-    arrivals = Gaps(8, 100, steady, None, Spread(7.0, 8.0, 9.5, 100), GraphCounts(72, 21, 3, 54))
-    result = Found(
+    arrivals = Gaps(8, 100, steady, None, Spread(7.0, 8.0, 9.5, 100), GraphChanges(72, 21, 3, 54))
+    result = ServerFigures(
         8.25,
         0.03,
         0.5,
@@ -233,7 +230,7 @@ def test_the_table_and_json_hold_the_figures() -> None:
         "3.25x the p50 of its size (prompt of 77, 13.50 ms)",
         "1.50 tokens an event",
         "8 streams, 100 arrive",
-        "graphs: 72 before, 21 captured meanwhile; 54 steps in stand-ins, 3 without a graph",
+        "graphs: 72 before, 21 captured during it; 54 steps in stand-ins, 3 without a graph",
     ):
         assert part in shown
     assert [line.split() for line in shown.splitlines() if line.startswith("prompt of 16")] == [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from microscale.bench.serve_client import BenchFailed
-from microscale.bench.serve_prompts import Prompts
+from microscale.bench.serve_load import Prompts
 from microscale.models.embedded import FOLDER
 from microscale.text.byte_tokenizer import byte_tokenizer
 from microscale.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
 from microscale.planning.precision import make_precision
 from microscale.server.web.openapi import BODIES, SUMMARIES
-from support.doc_commands import ROOT
+from support.doc_commands import ROOT, pages
 from tools.docs import figures, plot, reference
 from tools.docs.assemble import glossary
 from tools.docs.links import anchors, for_site, in_prose, lists, section, slug
@@ -77,12 +77,12 @@ def test_the_glossary_is_the_architectures() -> None:
     [
         ("README.md", "[a](docs/proof.md#x)", "[a](proof.md#x)"),
         ("README.md", "![a](docs/plots/comparison.svg)", "![a](plots/comparison.svg)"),
-        ("docs/install.md", "[a](../SECURITY.md)", "[a](security.md)"),
+        ("docs/using.md", "[a](../SECURITY.md)", "[a](security.md)"),
         (DGX, "[a](../../README.md#what-was-proved-where)", "[a](../index.md#what-was-proved-where)"),
         ("docs/lab/start.md", "[a](../using.md)", "[a](../using.md)"),
-        ("docs/install.md", "[the unit](../packaging/microscale.service)", "the unit"),
-        ("docs/install.md", "[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
-        ("docs/install.md", "```sh\n[a](../SECURITY.md)\n```\n", "```sh\n[a](../SECURITY.md)\n```\n"),
+        ("docs/using.md", "[the unit](../packaging/microscale.service)", "the unit"),
+        ("docs/using.md", "[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
+        ("docs/using.md", "```sh\n[a](../SECURITY.md)\n```\n", "```sh\n[a](../SECURITY.md)\n```\n"),
     ],
 )
 def test_links_move_with_their_pages(source: str, text: str, moved: str) -> None:
@@ -95,6 +95,13 @@ def test_lists_are_as_the_sites_markdown_wants_them() -> None:
     assert in_prose("```\nText:\n- a\n```\n", lists) == "```\nText:\n- a\n```\n"
     assert slug("20b prefill, `balanced` & more") == "20b-prefill-balanced--more"
     assert anchors("# A b\n```\n# c\n```\n## D-e\n") == {"a-b", "d-e"}
+
+
+def test_pages_are_short() -> None:
+    """Nobody reads a page of 2,500 words. Generated pages and the lab books are for looking things up."""
+    generated = {"docs/kernels.md", "docs/flags.md", "docs/api.md"}
+    lengths = {page: len((ROOT / page).read_text().split()) for page in pages() if page not in generated}
+    assert not {page: length for page, length in lengths.items() if length > 2500}
 
 
 @pytest.mark.parametrize("path", list(figures.pages()), ids=lambda path: path.stem)

@@ -90,7 +90,7 @@ def test_keys_are_read_where_a_replica_runs(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_a_config_that_works_and_names_every_argument() -> None:
-    page = (ROOT / "docs" / "ray.md").read_text()
+    page = (ROOT / "docs" / "parallel.md").read_text()
     shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(shown) == 1
     assert len(shown[0].splitlines()) <= 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from microscale import settings
-from microscale.cli.nodes import nodes_of, under_torchrun
+from microscale.cli.serve import nodes_of, under_torchrun
 from microscale.errors import BadMessage, BadSetting, RankFailed
 from microscale.parallel.handshake import accept, admit, connect, introduce, listen, read_secret
 
@@ -143,7 +143,7 @@ def test_what_options_say_is_checked(tmp_path: Path) -> None:
     file.write_bytes(SECRET)
     assert nodes_of(1, 0, "", 29501, None) is None
     for given, said in (
-        ((1, 1, "", 29501, None), "are for --nnodes 2"),
+        ((1, 1, "", 29501, None), "need --nnodes 2 or more"),
         ((2, 2, HERE, 29501, file), "--node-rank 2 is not below --nnodes 2"),
         ((2, 0, "", 29501, file), "needs --master-addr"),
         ((2, 0, HERE, 29501, None), "needs --rank-secret-file"),

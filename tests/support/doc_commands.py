@@ -30,7 +30,7 @@ SHELL = ("console", "sh")
 OUTSIDE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 OUTSIDE |= {"demo.md": "demo/README.md", "changelog.md": "CHANGELOG.md"}
 # Written elsewhere, and read without a mark.
-UNMARKED = frozenset({"docs/speculative.md", "docs/draft_heads.md", "README.md"})
+UNMARKED = frozenset({"README.md"})
 FENCE = re.compile(
     r"^(?:<!-- needs: (?P<needs>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )

@@ -113,7 +113,7 @@ def live(
 
 def main() -> int:
     # Imported here: tests that only start a server need none of it.
-    from microscale.cli.serving import run
+    from microscale.cli.serve import run_server as run
     from microscale.engine.client.launch import EngineProcess
     from microscale.engine.config import EngineConfig
     from microscale.server.options import RequestLimits, ServeOptions

@@ -35,7 +35,7 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> object:
 def main() -> int:
     from microscale.cli.console import err
     from microscale.cli.loading import engine_in_terminal
-    from microscale.cli.serving import run
+    from microscale.cli.serve import run_server as run
     from microscale.engine.client import launch as launching
     from microscale.engine.client.launch import EngineProcess
     from microscale.server.options import ServeOptions

@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 def config(args: Mapping[str, Any], port: int) -> dict[str, Any]:
-    """What a user writes, as in docs/ray.md."""
+    """What a user writes, as in docs/parallel.md."""
     app = {"name": "microscale", "route_prefix": "/", "import_path": "microscale.integrations.ray_serve:build"}
     http_options = {"host": "127.0.0.1", "port": port}
     return {"proxy_location": "HeadOnly", "http_options": http_options, "applications": [{**app, "args": dict(args)}]}

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from microscale import cli
-from microscale.cli import model as loading
+from microscale.cli import bars as loading
 from microscale.kernels.compiling.warming import LateKernels
 
 

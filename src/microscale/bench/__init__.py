@@ -1,1 +1,1 @@
-"""Benchmarks: each checks against the reference first, then prints times beside what the card can do."""
+"""``bench MODEL`` measures a model from inside the engine, ``bench serve`` a server over HTTP."""

@@ -1,6 +1,6 @@
-"""What a GPU has used, by its own counter (NVML's, in millijoules; Volta and later), as ``bench --energy`` reads it.
+"""The energy counter of a GPU (NVML's, in millijoules; Volta and later), for ``bench --energy``.
 
-The counter moves about ten times a second, so what is measured should take seconds. Needs no torch.
+The counter moves about ten times a second, so a measurement should take seconds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class EnergyMeter:
     """The counter of one GPU."""
 
     def __init__(self, uuid: str, library: str = LIBNVML) -> None:
-        """``uuid``: as NVIDIA's tools write it, ``GPU-…``; numbers of GPUs differ between tools."""
+        """``uuid`` has the form ``GPU-…``, as in NVIDIA's tools, which do not agree on the numbers of GPUs."""
         try:
             self._nvml = ctypes.CDLL(library)
         except OSError:
             raise Unsupported(
-                f"Energy is read from {library}, which the driver brings and is not here; {HINT}"
+                f"{library}, which reads the energy, is missing; it comes with the driver. Install that, or {HINT}"
             ) from None
         self._gpu = ctypes.c_void_p()
         self._call("nvmlInit_v2")
         self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._gpu))
-        self.joules()  # some GPUs have no counter: say so before anything is measured
+        self.joules()  # some GPUs have no counter: fail before anything is measured
 
     def joules(self) -> float:
-        """Since the driver was loaded."""
+        """Joules since the driver was loaded."""
         spent = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._gpu, ctypes.byref(spent))
         return spent.value / 1e3

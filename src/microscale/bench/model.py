@@ -1,7 +1,7 @@
-"""``microscale bench MODEL``: whole-model prefill and decode, from inside the engine, beside the ceiling.
+"""``microscale bench MODEL``: whole-model prefill and decode, from inside the engine, next to the ceiling.
 
-``pp512``: one prompt of 512 random tokens from an empty cache, to its first token. ``tg128``: so many tokens each for
-``batch`` sequences that decode together, after ``depth`` tokens of context; prefill is not in the figure. The first
+``pp512`` is one prompt of 512 random tokens from an empty cache, to its first token. ``tg128`` is 128 tokens each for
+``batch`` sequences that decode together after ``depth`` tokens of context; prefill is not in the figure. The first
 runs of each row compile and capture, and are not counted. The ceiling is the same work at the card's full rates.
 """
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from microscale.engine.ranks.leader import RankTeam
 
 ENERGY_S = 3.0
-"""How long a row runs for its energy, in addition."""
+"""Additional seconds per row to measure its energy."""
 UNCOUNTED = {"pp": 2, "tg": 1}
-"""Runs before those that count: the first compiles, and the first two of a prompt are not replays of a graph yet."""
+"""Runs that do not count. The first compiles, and the first two of a prompt do not replay a graph yet."""
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One row to measure."""
 
     kind: str
@@ -56,13 +56,13 @@ class Case:
 
     @property
     def longest(self) -> int:
-        """Positions of one sequence."""
+        """Maximum number of positions of one sequence."""
         return self.tokens + self.depth + 1
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a case, from where it counts."""
+    """The counted part of one run of a case."""
 
     tokens: int
     seconds: float
@@ -77,34 +77,36 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     test: str
     batch: int
     depth: int
     tok_s: float
     ceiling_tok_s: float
     predicted_tok_s: float
-    """What ``explain`` says of the same work."""
+    """The prediction of ``explain`` for the same work."""
     runs: tuple[float, ...]
     """Tokens per second of each run; ``tok_s`` is their median."""
     watts: float | None = None
-    """Of the GPU, on average over ``ENERGY_S`` and more of such runs."""
+    """Average power of the GPU over at least ``ENERGY_S`` of such runs."""
     tokens_per_joule: float | None = None
 
 
-def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int) -> list[Case]:
-    """Prompts run alone and from an empty cache; decoding at every batch and depth. What the context is too short for
-    is refused."""
+def make_cases(
+    tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int
+) -> list[BenchCase]:
+    """Prompts run alone from an empty cache; decoding runs at every batch and depth. A case that is longer than the
+    model's context is refused."""
     cases = []
     for test in tests:
         match = re.fullmatch(r"(pp|tg)([1-9][0-9]{0,6})", test)
         if match is None:
-            raise BadSetting(f"Unknown test {test!r}; use pp512 (a prompt of 512 tokens), tg128 (128 new ones) ….")
+            raise BadSetting(f"Unknown test {test!r}; use pp512 (a prompt of 512 tokens), tg128 (128 new tokens) ….")
         kind, tokens = match[1], int(match[2])
         if kind == "pp":
-            cases.append(Case(kind, tokens, 1, 0))
+            cases.append(BenchCase(kind, tokens, 1, 0))
         else:
-            cases += [Case(kind, tokens, batch, depth) for batch in batches for depth in depths]
+            cases += [BenchCase(kind, tokens, batch, depth) for batch in batches for depth in depths]
     for case in cases:
         if case.longest > max_context:
             needs = f"{case.name} after {case.depth} tokens needs {case.longest} positions"
@@ -116,15 +118,17 @@ def run(
     model: AnyModel,
     shape: Outline,
     setup: Setup,
-    cases: Sequence[Case],
+    cases: Sequence[BenchCase],
     step_tokens: int = 8192,
     repeats: int = 3,
     team: RankTeam | None = None,
     meter: EnergyMeter | None = None,
-) -> Iterator[Row]:
-    """Rows as they are measured: the median of ``repeats`` runs after those that are not counted. ``team``: the ranks
-    that run the model together; ceiling and prediction are one rank's, without their sums. ``meter``: rows run on for
-    their energy."""
+) -> Iterator[BenchRow]:
+    """Yield rows as they are measured, each the median of ``repeats`` counted runs.
+
+    ``team``: the ranks that run the model together; ceiling and prediction are then for one rank, without sums.
+    ``meter``: measure the energy too.
+    """
     gc.collect()
     gc.freeze()  # as the engine's process does
     for case in cases:
@@ -136,30 +140,30 @@ def run(
         context = case.tokens if kind is Phase.PREFILL else max(case.depth + case.tokens // 2, 1)
         point = predict(shape, model.ops.plan, setup, kind, case.batch, context, step_tokens)
         rate = statistics.median(rates)
-        row = Row(case.name, case.batch, case.depth, rate, point.ceiling, point.tok_s, tuple(rates))
+        row = BenchRow(case.name, case.batch, case.depth, rate, point.ceiling, point.tok_s, tuple(rates))
         if meter is not None:
             spent = _run_on(model, engine, case, uncounted + repeats, step_tokens, meter)
             row = replace(row, watts=spent.joules / spent.seconds, tokens_per_joule=spent.tokens / spent.joules)
         yield row
 
 
-def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, step_tokens: int, meter: EnergyMeter) -> Run:
-    """All of the runs that ``ENERGY_S`` take, as one."""
+def _run_on(model: AnyModel, engine: Engine, case: BenchCase, turn: int, step_tokens: int, meter: EnergyMeter) -> Run:
+    """Repeat runs for at least ``ENERGY_S``; their sum."""
     total = _measure(model, engine, case, turn, step_tokens, meter)
     while total.seconds < ENERGY_S:
         turn += 1
         total += _measure(model, engine, case, turn, step_tokens, meter)
     if not total.joules:
         raise Unsupported(
-            f"The GPU's energy counter stood still for {total.seconds:.1f} s of work; leave out --energy."
+            f"The GPU's energy counter did not move during {total.seconds:.1f} s of work; leave out --energy."
         )
     return total
 
 
 def _measure(
-    model: AnyModel, engine: Engine, case: Case, turn: int, step_tokens: int, meter: EnergyMeter | None = None
+    model: AnyModel, engine: Engine, case: BenchCase, turn: int, step_tokens: int, meter: EnergyMeter | None = None
 ) -> Run:
-    """One run. The engine stays from run to run: what the first one captured serves the rest."""
+    """One run. All runs share the engine, so later ones use the graphs that the first captured."""
     chooser = random.Random(turn)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
     new = [1] if case.kind == "pp" else _new_tokens(case, step_tokens)
@@ -168,7 +172,7 @@ def _measure(
         engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=count, ignore_eos=True)))
     if case.kind == "pp":
         return _finish(engine, model.device, case.tokens, meter)
-    # All prompts are through once every sequence has its first token.
+    # All prompts are computed when every sequence has its first token.
     begun: set[str] = set()
     early = 0
     while len(begun) < case.batch:
@@ -178,17 +182,16 @@ def _measure(
     return _finish(engine, model.device, sum(new) - early, meter)
 
 
-def _new_tokens(case: Case, step_tokens: int) -> list[int]:
-    """For each sequence. Those whose prompts are through early decode while others still read theirs; they get as many
-    tokens more, so that all end together."""
+def _new_tokens(case: BenchCase, step_tokens: int) -> list[int]:
+    """New tokens of each sequence. Those whose prompts are computed early get more, so that all end together."""
     first_steps = [(index + 1) * max(case.depth, 1) // step_tokens for index in range(case.batch)]
     return [case.tokens + 1 + first_steps[-1] - step for step in first_steps]
 
 
 def make_engine(
-    model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False, team: RankTeam | None = None
+    model: AnyModel, case: BenchCase, step_tokens: int, *, enforce_eager: bool = False, team: RankTeam | None = None
 ) -> Engine:
-    """An engine with pages for just this case."""
+    """An engine whose page pool is just large enough for this case."""
     size = model.page_size
     limits = Limits(
         page_size=size,
@@ -207,7 +210,7 @@ def make_engine(
 
 
 def _finish(engine: Engine, device: torch.device, tokens: int, meter: EnergyMeter | None) -> Run:
-    """Until the engine has nothing left to do, which makes so many tokens."""
+    """Time the engine until it has nothing left to do, which produces ``tokens`` tokens."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     before = 0.0 if meter is None else meter.joules()
@@ -225,8 +228,8 @@ def header(energy: bool = False) -> str:
     return f"{'test':<8} {'batch':>5} {'depth':>6} {rate}" + (f" {'W':>5} {'tok/J':>7}" if energy else "")
 
 
-def line(row: Row) -> str:
-    """``spread`` is the distance of the fastest from the slowest run."""
+def line(row: BenchRow) -> str:
+    """``spread`` is the difference between the fastest and the slowest run."""
     share = 100 * row.tok_s / row.ceiling_tok_s
     spread = 100 * (max(row.runs) - min(row.runs)) / row.tok_s
     rate = f"{row.tok_s:>10.1f} {spread:>5.1f}% {row.ceiling_tok_s:>10.1f} {share:>5.0f}% {row.predicted_tok_s:>13.1f}"
@@ -234,5 +237,5 @@ def line(row: Row) -> str:
     return f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}{energy}"
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[BenchRow]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]

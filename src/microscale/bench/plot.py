@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from microscale.bench.model import Row
+from microscale.bench.model import BenchRow
 
 WIDTH, HEIGHT = 420, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 44, 44
@@ -26,8 +26,8 @@ text { font: 12px system-ui, sans-serif; fill: #374151 } .title { font-size: 15p
 
 
 @dataclass(frozen=True)
-class Line:
-    """One series: points by x, measured and, where there is one, at the ceiling."""
+class Series:
+    """Points of x, the measured value, and the ceiling if there is one."""
 
     label: str
     points: tuple[tuple[int, float, float | None], ...]
@@ -37,50 +37,52 @@ class Line:
 class Panel:
     title: str
     x_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     unit: str = "tokens per second"
 
 
-def panels(rows: Sequence[Row]) -> list[Panel]:
-    """What can be drawn of these rows."""
+def panels(rows: Sequence[BenchRow]) -> list[Panel]:
+    """The panels for which these rows have two points to join."""
     decode = [row for row in rows if row.test.startswith("tg")]
-    # Of several lengths the longest: it has the least of a beginning in it.
+    # Take the longest of several lengths: its start-up share is the smallest.
     longest = max((int(row.test[2:]) for row in decode), default=0)
     decode = [row for row in decode if int(row.test[2:]) == longest]
     prompts = [row for row in rows if row.test.startswith("pp")]
-    found = [
+    drawn = [
         _panel("Decode", "sequences", decode, lambda r: r.batch, lambda r: f"after {r.depth} tokens"),
         _panel("Decode", "tokens of context", decode, lambda r: r.depth, lambda r: _count(r.batch, "sequence")),
         _panel("Prefill", "tokens of prompt", prompts, lambda r: int(r.test[2:]), lambda r: "one prompt"),
     ]
-    return [panel for panel in found if panel.lines]
+    return [panel for panel in drawn if panel.lines]
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _panel(title: str, x_label: str, rows: Sequence[Row], x: Callable[[Row], int], name: Callable[[Row], str]) -> Panel:
+def _panel(
+    title: str, x_label: str, rows: Sequence[BenchRow], x: Callable[[BenchRow], int], name: Callable[[BenchRow], str]
+) -> Panel:
     series: dict[str, dict[int, tuple[float, float]]] = {}
     for row in rows:
         if x(row) > 0:
             series.setdefault(name(row), {})[x(row)] = (row.tok_s, row.ceiling_tok_s)
     lines = [
-        Line(label, tuple((at, *values) for at, values in sorted(points.items())))
+        Series(label, tuple((at, *values) for at, values in sorted(points.items())))
         for label, points in series.items()
         if len(points) > 1
     ]
     return Panel(title, x_label, tuple(lines))
 
 
-def draw(rows: Sequence[Row], title: str) -> str:
-    """An SVG document. Without two rows that differ in one number only, it says so."""
+def draw(rows: Sequence[BenchRow], title: str) -> str:
+    """An SVG document. If no two rows differ in exactly one number, it says so."""
     return document(panels(rows), title)
 
 
-def document(found: Sequence[Panel], title: str) -> str:
+def document(drawn: Sequence[Panel], title: str) -> str:
     """The panels side by side."""
-    width = WIDTH * max(1, len(found))
+    width = WIDTH * max(1, len(drawn))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEAD + HEIGHT}" role="img" '
         f'viewBox="0 0 {width} {HEAD + HEIGHT}">',
@@ -88,11 +90,11 @@ def document(found: Sequence[Panel], title: str) -> str:
         f'<rect class="back" width="{width}" height="{HEAD + HEIGHT}"/>',
         f'<text class="title" x="{LEFT}" y="26">{escape(title)}</text>',
     ]
-    if not found:
+    if not drawn:
         parts.append(
             f'<text x="{LEFT}" y="{HEAD + 40}">Nothing to join: measure two batches, contexts or prompts.</text>'
         )
-    for index, panel in enumerate(found):
+    for index, panel in enumerate(drawn):
         parts.append(f'<g transform="translate({index * WIDTH} {HEAD})">{_draw_panel(panel)}</g>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -125,9 +127,9 @@ def _draw_panel(panel: Panel) -> str:
             parts.append(f'<polyline class="{kind}" stroke="{colour}" points="{path}"/>')
         for x, measured, ceiling in line.points:
             of = "" if ceiling is None else f" of {ceiling:,.0f}"
-            told = f"{line.label}, {x}: {measured:,.0f}{of}"
+            label = f"{line.label}, {x}: {measured:,.0f}{of}"
             where = f'cx="{px(x):.1f}" cy="{py(measured):.1f}"'
-            parts.append(f'<circle {where} r="3.5" fill="{colour}"><title>{escape(told)}</title></circle>')
+            parts.append(f'<circle {where} r="3.5" fill="{colour}"><title>{escape(label)}</title></circle>')
         has_ceiling = index == 0 and line.points[0][2] is not None
         label = f"{line.label} (dashed: ceiling)" if has_ceiling else line.label
         parts.append(f'<text x="{LEFT + 8}" y="{TOP + 6 + 16 * index}" style="fill: {colour}">{escape(label)}</text>')

@@ -1,8 +1,7 @@
-"""A light HTTP client for ``bench serve``: many streams in one thread, every event stamped when it arrives.
+"""A light HTTP client for ``bench serve``: many streams in one thread, each event with its arrival time.
 
-It shares the machine with the server, so while streams run it only cuts bytes into events. All sockets that are ready
-at one time get the same stamp: what this client takes to read the first of them is not counted against the last. JSON
-is decoded when everything has arrived.
+It shares the machine with the server, so while streams run it only cuts bytes into events, and decodes JSON at the end.
+All sockets that are ready at one time get the same time stamp, so the time that reading takes is not counted.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ from statistics import median
 from microscale.errors import MicroscaleError
 
 SILENCE_S = 600.0
-"""A server that says nothing for so long is given up. Its first step may compile kernels."""
+"""Maximum silence of a server. Its first step may compile kernels."""
 RECEIVE_BYTES = 2**18
 DONE = b"[DONE]"
 FLOOR_RUNS = 50
 
 
 class BenchFailed(MicroscaleError):
-    """What was to be measured did not run: the server ended, refused a request, or answered another question."""
+    """The measurement failed: the server ended, refused a request, or computed something else than was requested."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request and when it is sent."""
+class TimedRequest:
+    """A request and the time at which it is sent."""
 
     body: bytes
     at_s: float = 0.0
-    """After the start; of an ask that is not ``running``, after all running ones have begun."""
+    """Seconds after the start; for one that is not ``running``, after all running streams have begun."""
     running: bool = False
-    """A stream that goes on until all others have ended, and is then hung up."""
+    """A stream that continues until all others have ended, and is then cut off."""
 
 
 @dataclass
-class Answer:
-    """When what came. Times are those of ``time.perf_counter``."""
+class StreamTimes:
+    """The arrival times of one answer, by ``time.perf_counter``."""
 
     sent: float
     first: float
     """The first event with a token in it."""
     texts: list[float]
-    """Events with text, the first one included if it has some."""
+    """Events with text."""
     ended: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -62,31 +61,31 @@ class Answer:
         return self.first - self.sent
 
     def gaps(self, since: float = 0.0, until: float = float("inf")) -> list[float]:
-        """Seconds between events with text, of those in a span of time."""
+        """Seconds between events with text within a span of time."""
         inside = [at for at in self.texts if since <= at <= until]
         return [after - before for before, after in pairwise(inside)]
 
 
 @dataclass
 class _Stream:
-    """The bytes of one reply on their way to events."""
+    """Cuts the bytes of one reply into events."""
 
     sock: socket.socket
-    ask: Ask
+    request: TimedRequest
     sent: float = 0.0
     ended: float = 0.0
     head: bytes | None = None
     events: list[tuple[float, bytes]] = field(default_factory=list)
     _raw: bytearray = field(default_factory=bytearray)
-    """Received, and not yet a whole chunk."""
+    """Bytes that are not a whole chunk yet."""
     _text: bytearray = field(default_factory=bytearray)
-    """Of chunks, and not yet a whole event."""
+    """Text that is not a whole event yet."""
 
     def feed(self, now: float, data: bytes) -> None:
         self._raw += data
         if self.head is None:
-            head, found, rest = bytes(self._raw).partition(b"\r\n\r\n")
-            if not found:
+            head, end_of_head, rest = bytes(self._raw).partition(b"\r\n\r\n")
+            if not end_of_head:
                 return
             self.head, self._raw = head, bytearray(rest)
         if not self.is_events:
@@ -110,33 +109,33 @@ class _Stream:
     def is_events(self) -> bool:
         return self.head is not None and self.head.split(b" ", 2)[1] == b"200"
 
-    def answer(self) -> Answer:
-        """What the events say. A reply that is no stream, or holds an error, is refused."""
+    def answer(self) -> StreamTimes:
+        """The times of the events. A reply that is not a stream, or contains an error, raises."""
         if not self.is_events:
-            told = (self.head or b"").split(b"\r\n")[0] + b" " + bytes(self._raw)
-            raise BenchFailed(f"The server refused a request: {told[:400].decode('utf-8', 'replace')}")
-        found = Answer(self.sent, 0.0, [], self.ended)
+            reply = (self.head or b"").split(b"\r\n")[0] + b" " + bytes(self._raw)
+            raise BenchFailed(f"The server refused a request: {reply[:400].decode('utf-8', 'replace')}")
+        times = StreamTimes(self.sent, 0.0, [], self.ended)
         for at, payload in self.events:
             if payload != DONE:
-                _read_event(found, at, payload)
-        if not found.first:
+                _read_event(times, at, payload)
+        if not times.first:
             raise BenchFailed("The server ended a stream without a token.")
-        return found
+        return times
 
 
-def _read_event(found: Answer, at: float, payload: bytes) -> None:
+def _read_event(times: StreamTimes, at: float, payload: bytes) -> None:
     event = json.loads(payload)
     if "error" in event:
         raise BenchFailed(f"The server ended a stream: {payload[:400].decode('utf-8', 'replace')}")
     for choice in event["choices"]:
-        found.first = found.first or at
+        times.first = times.first or at
         delta = choice.get("delta", {})
         if choice.get("text") or delta.get("content") or delta.get("reasoning"):
-            found.texts.append(at)
+            times.texts.append(at)
     if usage := event.get("usage"):
-        found.prompt_tokens = usage["prompt_tokens"]
-        found.completion_tokens = usage["completion_tokens"]
-        found.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        times.prompt_tokens = usage["prompt_tokens"]
+        times.completion_tokens = usage["completion_tokens"]
+        times.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
 def post(host: str, port: int, path: str, fields: dict[str, object]) -> bytes:
@@ -149,12 +148,12 @@ def post(host: str, port: int, path: str, fields: dict[str, object]) -> bytes:
     return head.encode() + body
 
 
-def exchange(host: str, port: int, asks: Sequence[Ask], settled: int = 8) -> list[Answer]:
-    """Send every ask at its time and read all answers to their ends.
+def exchange(host: str, port: int, requests: Sequence[TimedRequest], settled: int = 8) -> list[StreamTimes]:
+    """Send every request at its time and read all answers to their ends.
 
-    ``settled``: so many events each running stream has had before the others are sent.
+    ``settled``: the number of events that each running stream must have had before the others are sent.
     """
-    streams = [_Stream(_connect(host, port), ask) for ask in asks]
+    streams = [_Stream(_connect(host, port), request) for request in requests]
     try:
         with selectors.DefaultSelector() as ready, _no_garbage_collection():
             _run(streams, ready, settled)
@@ -165,15 +164,17 @@ def exchange(host: str, port: int, asks: Sequence[Ask], settled: int = 8) -> lis
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """Before the clock starts: clients keep connections open, so a handshake is no part of a first token."""
+    """Connect before the clock starts: clients keep connections open, so a first token includes no handshake."""
     sock = socket.create_connection((host, port), timeout=SILENCE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
 def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int) -> None:
-    running = [stream for stream in streams if stream.ask.running]
-    others = sorted((stream for stream in streams if not stream.ask.running), key=lambda stream: stream.ask.at_s)
+    running = [stream for stream in streams if stream.request.running]
+    others = sorted(
+        (stream for stream in streams if not stream.request.running), key=lambda stream: stream.request.at_s
+    )
     waiting = list(others)
     for stream in running:
         _send(stream, ready)
@@ -182,15 +183,15 @@ def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int
     while open_streams:
         if begun is None and all(len(stream.events) >= settled or stream.ended for stream in running):
             begun = time.perf_counter()
-        while begun is not None and waiting and time.perf_counter() - begun >= waiting[0].ask.at_s:
+        while begun is not None and waiting and time.perf_counter() - begun >= waiting[0].request.at_s:
             _send(waiting.pop(0), ready)
         next_s = SILENCE_S
         if begun is not None and waiting:
-            next_s = max(0.0, begun + waiting[0].ask.at_s - time.perf_counter())
+            next_s = max(0.0, begun + waiting[0].request.at_s - time.perf_counter())
         arrived = ready.select(next_s)
         now = time.perf_counter()
         if not arrived and next_s == SILENCE_S:
-            raise BenchFailed(f"The server said nothing for {SILENCE_S:.0f} s.")
+            raise BenchFailed(f"The server sent nothing for {SILENCE_S:.0f} s.")
         for key, _ in arrived:
             stream = key.data
             data = stream.sock.recv(RECEIVE_BYTES)
@@ -206,12 +207,12 @@ def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int
 def _send(stream: _Stream, ready: selectors.BaseSelector) -> None:
     ready.register(stream.sock, selectors.EVENT_READ, stream)
     stream.sent = time.perf_counter()
-    stream.sock.sendall(stream.ask.body)
+    stream.sock.sendall(stream.request.body)
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection would be a pause of every stream."""
+    """A garbage collection would pause every stream."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -222,31 +223,31 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def client_floor_s() -> float:
-    """What this client and the loopback take by themselves: send to first event, from a thread that answers at once."""
+    """The time that this client and the loopback take: from send to first event, with a thread that answers at once."""
     event = b'data: {"choices": [{"text": "x"}]}\n\n'
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (event, b"data: [DONE]\n\n"))
     reply = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks
     with socket.create_server(("127.0.0.1", 0)) as listening:
         host, port = listening.getsockname()
-        ask = Ask(post(host, port, "/v1/completions", {"prompt": "x" * 512}))
+        request = TimedRequest(post(host, port, "/v1/completions", {"prompt": "x" * 512}))
 
         def answer() -> None:
             for _ in range(FLOOR_RUNS):
-                with listening.accept()[0] as each:
+                with listening.accept()[0] as sock:
                     got = b""
-                    while len(got) < len(ask.body):
-                        got += each.recv(RECEIVE_BYTES)
-                    each.sendall(reply)
+                    while len(got) < len(request.body):
+                        got += sock.recv(RECEIVE_BYTES)
+                    sock.sendall(reply)
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        found = median(exchange(host, port, [ask])[0].first_s for _ in range(FLOOR_RUNS))
+        floor = median(exchange(host, port, [request])[0].first_s for _ in range(FLOOR_RUNS))
         thread.join()
-        return found
+        return floor
 
 
 def round_trip_s(host: str, port: int, path: str) -> float:
-    """From a GET to the first byte of its reply."""
+    """Seconds from a GET to the first byte of its reply."""
     with _connect(host, port) as sock:
         began = time.perf_counter()
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())

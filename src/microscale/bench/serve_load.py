@@ -1,8 +1,8 @@
-"""What ``bench serve`` asks of a server, and what it finds.
+"""The load that ``bench serve`` puts on a server.
 
-The order matters, since the first requests after the start are measured: prompts one after the other, of mixed sizes;
-the first burst; then what is steady. Every prompt is new text of an exact number of tokens; a reply that counted
-another number, or ended early, is refused.
+The order matters, because the first requests after the start are measured: single prompts of mixed sizes, the first
+burst, and then the steady state. Every prompt is new random text of an exact number of tokens. A reply that counted
+another number, or ended early, is an error.
 """
 
 from __future__ import annotations
@@ -11,34 +11,45 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from microscale.bench.serve_client import Answer, Ask, BenchFailed, client_floor_s, exchange, post, round_trip_s
-from microscale.bench.serve_process import HOST, Server
-from microscale.bench.serve_prompts import Prompts
+from microscale.bench.serve_client import (
+    BenchFailed,
+    StreamTimes,
+    TimedRequest,
+    client_floor_s,
+    exchange,
+    post,
+    round_trip_s,
+)
+from microscale.bench.serve_figures import Burst, FirstToken, Gaps, GraphChanges, ServerFigures, Slowest, Spread
+from microscale.bench.serve_process import HOST, BenchServer
 
 PATH = "/v1/completions"
 FIRST_TOKENS = 2
 """Tokens of a request whose first one is timed."""
 ROUND_TRIPS = 20
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TRIES = 200
+"""Attempts to make a text of an exact number of tokens."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much is asked."""
+class LoadPlan:
+    """The number and the sizes of requests."""
 
     prompt_lens: tuple[int, ...] = (16, 64, 128, 256, 512, 1024)
     repeats: int = 20
     """Requests of each size whose first token is timed."""
     first_requests: int = 100
-    """After the start, of mixed sizes: ``prompt_lens``, and as many random ones between them twice."""
+    """Requests of mixed sizes right after the start: ``prompt_lens``, and twice as many random sizes between them."""
     burst: int = 64
     burst_len: int = 512
     streams: tuple[int, ...] = (1, 8, 64)
     stream_len: int = 128
-    """Tokens of the prompts of streams."""
+    """Prompt tokens of each stream."""
     stream_tokens: int = 256
     arrivals: int = 100
     arrival_s: float = 0.02
@@ -49,19 +60,19 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Of a progress bar."""
+        """Steps of a progress bar."""
         return self.first_requests + len(self.all_lens) * self.repeats + len(self.streams) + 3
 
     @property
     def all_lens(self) -> tuple[int, ...]:
-        """The sizes of the table, and random ones between the smallest and the largest."""
+        """The sizes in the table, and random sizes between the smallest and the largest."""
         low, high = min(self.prompt_lens), max(self.prompt_lens)
         chooser = random.Random(0)
         between = {round(math.exp(chooser.uniform(math.log(low), math.log(high)))) for _ in self.prompt_lens * 2}
         return tuple(sorted({*self.prompt_lens, *between}))
 
-    def fitting(self, max_model_len: int) -> Plan:
-        """Without prompts that the model has no room for."""
+    def fitting(self, max_model_len: int) -> LoadPlan:
+        """The same plan without prompts that are too long for the model."""
         lens = tuple(length for length in self.prompt_lens if length + self.arrival_tokens <= max_model_len)
         longest = max(self.burst_len + FIRST_TOKENS, self.stream_len + self.stream_tokens)
         if not lens or longest > max_model_len:
@@ -69,7 +80,7 @@ class Plan:
         return replace(self, prompt_lens=lens)
 
 
-QUICK = Plan(
+QUICK = LoadPlan(
     prompt_lens=(16, 64, 128),
     repeats=3,
     first_requests=12,
@@ -84,142 +95,84 @@ QUICK = Plan(
 )
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Milliseconds of many of a kind."""
+class Prompts:
+    """Random texts of an exact number of tokens. They differ from the first letters on, so no prefix is cached.
 
-    p50: float
-    p99: float
-    largest: float
-    count: int
+    ``count`` returns the number of tokens of a text.
+    """
 
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        ordered = sorted(1e3 * each for each in seconds)
-        return cls(median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1], len(ordered))
+    def __init__(self, count: Callable[[str], int], seed: int = 0) -> None:
+        self._count = count
+        self._chooser = random.Random(seed)
+        self._letters_per_token = 1.0
+        """The last observed ratio, so that the first attempt has about the right size."""
 
+    def make(self, num_tokens: int) -> str:
+        text = self._text(round(num_tokens * self._letters_per_token))
+        for _ in range(TRIES):
+            count = self._count(text)
+            if count == num_tokens:
+                return text
+            self._letters_per_token = max(len(text), 1) / max(count, 1)
+            text = self._nearer(text, num_tokens - count)
+        raise BenchFailed(f"No text of exactly {num_tokens} tokens in {TRIES} attempts; the last one has {count}.")
 
-@dataclass(frozen=True)
-class FirstToken:
-    """Of prompts of one size, sent alone."""
+    def _nearer(self, text: str, missing: int) -> str:
+        """A text that is longer or shorter by about ``missing`` tokens.
 
-    prompt_tokens: int
-    after_ready_ms: float
-    """Of the first request of this size after the start."""
-    steady: Spread
+        The last one or two tokens are single letters as separate words: a letter added to a word may join its token.
+        """
+        if missing < 0:
+            return text[: min(-1, round(missing * self._letters_per_token))]
+        if missing <= 2:
+            return text + " " + self._chooser.choice(LETTERS)
+        return text + self._text(round((missing - 1) * self._letters_per_token))
 
-
-@dataclass(frozen=True)
-class Slowest:
-    """Among the first requests, the one that was slowest against the steady value of its size."""
-
-    requests: int
-    times_steady: float
-    prompt_tokens: int
-    ms: float
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Prompts that arrive at once."""
-
-    prompts: int
-    prompt_tokens: int
-    first: Spread
-    """First tokens of the first such burst."""
-    again: Spread
+    def _text(self, length: int) -> str:
+        text = ""
+        while len(text) < length:
+            text += "".join(self._chooser.choices(LETTERS, k=self._chooser.randint(2, 9))) + " "
+        return text[:length]
 
 
-@dataclass(frozen=True)
-class GraphCounts:
-    """CUDA graphs of a server. Steps that were never captured take longer, so gaps depend on them."""
+class LoadRun:
+    """Puts load on one server and collects the figures."""
 
-    before: int
-    """When a phase began, from whatever phases came before it."""
-    captured: int
-    """Meanwhile."""
-    waited_for: int
-    """Steps that no captured graph could hold: their kernels were launched one by one."""
-    stand_ins: int
-    """Steps that ran in a larger graph than their own, which was not captured yet."""
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Between the tokens of streams that run together."""
-
-    streams: int
-    arrivals: int
-    """Requests that arrived meanwhile."""
-    gaps: Spread
-    tokens_per_event: float | None
-    """Above 1 the server sent several tokens together, or some had no text; None where streams were hung up."""
-    arrivals_first: Spread | None = None
-    """First tokens of those that arrived."""
-    graphs: GraphCounts | None = None
-    """None where the server does not tell."""
-
-
-@dataclass
-class Found:
-    """Everything that was measured on one server."""
-
-    ready_s: float
-    client_floor_ms: float
-    """Send to first event of a thread that answers at once: what the client and the loopback take."""
-    http_floor_ms: float
-    """A ``/ping`` of the server, by the same clock."""
-    start_s: dict[str, float] = field(default_factory=dict)
-    """Of ``ready_s``: the server's own process, its engine's process, what that loaded, the rest of the engine's start.
-    Nothing where the server does not tell."""
-    first_tokens: list[FirstToken] = field(default_factory=list)
-    slowest: Slowest | None = None
-    burst: Burst | None = None
-    gaps: list[Gaps] = field(default_factory=list)
-    cached_tokens: int = 0
-    """Of prompts, that a prefix cache had: 0, or first tokens are too good."""
-    kernels_compiled_after_ready: int | None = None
-    """As the server counts them; None where it does not."""
-
-
-class Load:
-    """Puts load on one server."""
-
-    def __init__(self, server: Server, plan: Plan, seed: int, advance: Callable[[int], None]) -> None:
+    def __init__(self, server: BenchServer, plan: LoadPlan, seed: int, advance: Callable[[int], None]) -> None:
         self._server = server
         self._plan = plan.fitting(server.plan["max_model_len"])
         self._prompts = Prompts(lambda text: int(server.post("/tokenize", {"prompt": text})["count"]), seed)
         self._advance = advance
         self._cached = 0
 
-    def run(self) -> Found:
+    def run(self) -> ServerFigures:
         plan = self._plan
         firsts = self._first_requests()
         burst = self._burst()
         steady = {length: Spread.of(self._first_tokens([length] * plan.repeats)) for length in plan.all_lens}
         floors = (1e3 * client_floor_s(), 1e3 * self._http_floor_s())
-        found = Found(self._server.ready_s, *floors, self._server.start_s)
+        figures = ServerFigures(self._server.ready_s, *floors, self._server.start_s)
         after_ready: dict[int, float] = {}
         for length, seconds in firsts:
             after_ready.setdefault(length, 1e3 * seconds)
-        found.first_tokens = [FirstToken(n, after_ready[n], steady[n]) for n in plan.prompt_lens if n in after_ready]
+        figures.first_tokens = [FirstToken(n, after_ready[n], steady[n]) for n in plan.prompt_lens if n in after_ready]
         ratio, length, seconds = max((1e3 * s / steady[n].p50, n, s) for n, s in firsts)
-        found.slowest = Slowest(len(firsts), ratio, length, 1e3 * seconds)
-        found.burst = burst
-        found.gaps = [self._counted(partial(self._streams, number)) for number in plan.streams]
-        found.gaps.append(self._counted(self._arrivals))
-        found.cached_tokens = self._cached
-        [found.kernels_compiled_after_ready] = self._metrics("kernels_compiled_after_ready_total")
-        return found
+        figures.slowest = Slowest(len(firsts), ratio, length, 1e3 * seconds)
+        figures.burst = burst
+        figures.gaps = [self._counted(partial(self._streams, number)) for number in plan.streams]
+        figures.gaps.append(self._counted(self._arrivals))
+        figures.cached_tokens = self._cached
+        [figures.kernels_compiled_after_ready] = self._metrics("kernels_compiled_after_ready_total")
+        return figures
 
     def _metrics(self, *names: str) -> list[int | None]:
-        """Numbers of the server's ``/metrics``; None for those that it does not have."""
+        """Numbers from the server's ``/metrics``; None for those that it does not have."""
         text = self._server.get("/metrics").decode()
-        found = (re.search(rf"^\w+:{name}(?:{{.*}})? ([\d.e+]+)$", text, re.M) for name in names)
-        return [None if each is None else int(float(each[1])) for each in found]
+        matches = (re.search(rf"^\w+:{name}(?:{{.*}})? ([\d.e+]+)$", text, re.M) for name in names)
+        return [None if each is None else int(float(each[1])) for each in matches]
 
     def _counted(self, phase: Callable[[], Gaps]) -> Gaps:
-        """What a phase finds, and the graphs that were captured before and during it."""
+        """The figures of a phase, with the graphs that were captured before and during it."""
         names = ("cuda_graphs", "cuda_graphs_waited_for_total", "cuda_graph_stand_ins_total")
         before = self._metrics(*names)
         gaps = phase()
@@ -227,10 +180,10 @@ class Load:
         changes = [now - then for then, now in both if then is not None and now is not None]
         if before[0] is None or len(changes) < len(names):
             return gaps
-        return replace(gaps, graphs=GraphCounts(before[0], *changes))
+        return replace(gaps, graphs=GraphChanges(before[0], *changes))
 
     def _first_requests(self) -> list[tuple[int, float]]:
-        """Sizes and seconds to the first token. The sizes of the table come early, in a mixed order."""
+        """Sizes and seconds to the first token. All sizes come early, in a mixed order."""
         plan, chooser = self._plan, random.Random(1)
         lens: list[int] = []
         while len(lens) < plan.first_requests:
@@ -239,11 +192,11 @@ class Load:
         return list(zip(lens, self._first_tokens(lens), strict=True))
 
     def _first_tokens(self, lens: Sequence[int]) -> list[float]:
-        """One after the other."""
-        asks = [self._ask(length, FIRST_TOKENS) for length in lens]
+        """Seconds to the first token of prompts that are sent one after the other."""
+        requests = [self._request(length, FIRST_TOKENS) for length in lens]
         seconds = []
-        for length, ask in zip(lens, asks, strict=True):
-            seconds += [answer.first_s for answer in self._exchange([ask], [length], FIRST_TOKENS)]
+        for length, request in zip(lens, requests, strict=True):
+            seconds += [answer.first_s for answer in self._exchange([request], [length], FIRST_TOKENS)]
             self._advance(1)
         return seconds
 
@@ -251,35 +204,35 @@ class Load:
         plan = self._plan
         spreads = []
         for _ in range(2):
-            asks = [self._ask(plan.burst_len, FIRST_TOKENS) for _ in range(plan.burst)]
-            answers = self._exchange(asks, [plan.burst_len] * plan.burst, FIRST_TOKENS)
+            requests = [self._request(plan.burst_len, FIRST_TOKENS) for _ in range(plan.burst)]
+            answers = self._exchange(requests, [plan.burst_len] * plan.burst, FIRST_TOKENS)
             spreads.append(Spread.of([answer.first_s for answer in answers]))
             self._advance(1)
         return Burst(plan.burst, plan.burst_len, *spreads)
 
     def _streams(self, number: int) -> Gaps:
-        """Gaps while all streams run: from the last one's first token to the first one's end."""
+        """Gaps while all streams run: from the last stream's first token to the first stream's end."""
         plan = self._plan
-        asks = [self._ask(plan.stream_len, plan.stream_tokens) for _ in range(number)]
-        answers = self._exchange(asks, [plan.stream_len] * number, plan.stream_tokens)
+        requests = [self._request(plan.stream_len, plan.stream_tokens) for _ in range(number)]
+        answers = self._exchange(requests, [plan.stream_len] * number, plan.stream_tokens)
         self._advance(1)
         since, until = max(a.first for a in answers), min(a.ended for a in answers)
         gaps = [gap for a in answers for gap in a.gaps(since, until)]
         if not gaps:
             raise BenchFailed(
-                f"{number} streams of {plan.stream_tokens} tokens did not run together; raise --output-len."
+                f"{number} streams of {plan.stream_tokens} tokens did not run at the same time; raise --output-len."
             )
         tokens = sum(a.completion_tokens for a in answers) / max(1, sum(len(a.texts) for a in answers))
         return Gaps(number, 0, Spread.of(gaps), tokens)
 
     def _arrivals(self) -> Gaps:
-        """Gaps of running streams while others arrive, until the last of these has its answer."""
+        """Gaps of running streams while others arrive, until the last of those has its answer."""
         plan = self._plan
         room = self._server.plan["max_model_len"] - plan.stream_len
-        running = [replace(self._ask(plan.stream_len, room), running=True) for _ in range(plan.running)]
+        running = [replace(self._request(plan.stream_len, room), running=True) for _ in range(plan.running)]
         lens = [plan.prompt_lens[number % len(plan.prompt_lens)] for number in range(plan.arrivals)]
         others = [
-            replace(self._ask(length, plan.arrival_tokens), at_s=number * plan.arrival_s)
+            replace(self._request(length, plan.arrival_tokens), at_s=number * plan.arrival_s)
             for number, length in enumerate(lens)
         ]
         answers = exchange(HOST, self._server.port, [*running, *others])
@@ -291,13 +244,13 @@ class Load:
             raise BenchFailed("A stream reached the model's context length before all others had arrived.")
         gaps = [gap for a in streams for gap in a.gaps(since, until)]
         if not gaps:
-            raise BenchFailed("The running streams showed no text while others arrived.")
+            raise BenchFailed("The running streams had no text while others arrived.")
         return Gaps(plan.running, plan.arrivals, Spread.of(gaps), None, Spread.of([a.first_s for a in arrived]))
 
     def _http_floor_s(self) -> float:
         return median(round_trip_s(HOST, self._server.port, "/ping") for _ in range(ROUND_TRIPS))
 
-    def _ask(self, num_tokens: int, max_tokens: int) -> Ask:
+    def _request(self, num_tokens: int, max_tokens: int) -> TimedRequest:
         fields: dict[str, object] = {
             "prompt": self._prompts.make(num_tokens),
             "max_tokens": max_tokens,
@@ -306,27 +259,27 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return Ask(post(HOST, self._server.port, PATH, fields))
+        return TimedRequest(post(HOST, self._server.port, PATH, fields))
 
-    def _exchange(self, asks: Sequence[Ask], lens: Sequence[int], max_tokens: int) -> list[Answer]:
-        answers = exchange(HOST, self._server.port, asks)
+    def _exchange(self, requests: Sequence[TimedRequest], lens: Sequence[int], max_tokens: int) -> list[StreamTimes]:
+        answers = exchange(HOST, self._server.port, requests)
         self._check(answers, lens, max_tokens)
         return answers
 
-    def _check(self, answers: Sequence[Answer], lens: Sequence[int], max_tokens: int) -> None:
-        """Whether the server computed what was asked."""
+    def _check(self, answers: Sequence[StreamTimes], lens: Sequence[int], max_tokens: int) -> None:
+        """Fail unless the server computed what was requested."""
         for answer, length in zip(answers, lens, strict=True):
             if (answer.prompt_tokens, answer.completion_tokens) != (length, max_tokens):
                 raise BenchFailed(
-                    f"The server counted {answer.prompt_tokens} tokens of a prompt and {answer.completion_tokens} of "
-                    f"its answer, where {length} and {max_tokens} were asked for."
+                    f"The server counted {answer.prompt_tokens} prompt tokens and {answer.completion_tokens} "
+                    f"answer tokens; {length} and {max_tokens} were requested."
                 )
             self._cached += answer.cached_tokens
 
 
-def measure(server: Server, plan: Plan, seed: int, advance: Callable[[int], None]) -> Found:
-    """Everything, on a server that has just become ready. What goes wrong is shown with the end of its log."""
+def measure(server: BenchServer, plan: LoadPlan, seed: int, advance: Callable[[int], None]) -> ServerFigures:
+    """Measure a server that has just become ready. An error includes the end of the server's log."""
     try:
-        return Load(server, plan, seed, advance).run()
+        return LoadRun(server, plan, seed, advance).run()
     except (BenchFailed, OSError) as error:
         raise server.failed(str(error).rstrip(".")) from error

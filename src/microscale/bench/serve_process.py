@@ -1,4 +1,4 @@
-"""``microscale serve`` in a process of its own, for ``bench serve``: started, waited for, asked, stopped."""
+"""Runs ``microscale serve`` in its own process for ``bench serve``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from microscale.bench.serve_client import SILENCE_S, BenchFailed
 HOST = "127.0.0.1"
 POLL_S = 0.01
 START_S = 3600.0
-"""The longest start: a download and a fresh kernel cache."""
+"""Maximum time to start, with a download and an empty kernel cache."""
 STOP_S = 10.0
 LAST_LINES = 30
 OURS = ("--host", "--port", "--api-key", "--api-key-file")
@@ -30,28 +30,28 @@ OURS = ("--host", "--port", "--api-key", "--api-key-file")
 
 
 @dataclass(frozen=True)
-class Server:
+class BenchServer:
     """A server that is ready."""
 
     port: int
     ready_s: float
-    """From the start of the process to the first answer that it is healthy."""
+    """Seconds from the start of the process to the first successful ``/health``."""
     plan: dict[str, Any]
-    """What ``/plan`` says: model, GPU, context …"""
+    """The reply of ``/plan``: model, GPU, context …"""
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
     def start_s(self) -> dict[str, float]:
-        """The parts of ``ready_s``; what the engine does not account for is the server's own process."""
-        told: dict[str, float] = self.plan.get("start_s") or {}
-        return {"server": self.ready_s - sum(told.values()), **told} if told else {}
+        """The parts of ``ready_s``: those that the engine reports, and the rest, which is the server's own process."""
+        parts: dict[str, float] = self.plan.get("start_s") or {}
+        return {"server": self.ready_s - sum(parts.values()), **parts} if parts else {}
 
     def get(self, path: str) -> bytes:
-        return _ask(self.port, "GET", path)
+        return _request(self.port, "GET", path)
 
     def post(self, path: str, fields: dict[str, object]) -> Any:
-        return json.loads(_ask(self.port, "POST", path, json.dumps(fields)))
+        return json.loads(_request(self.port, "POST", path, json.dumps(fields)))
 
     def failed(self, why: str) -> BenchFailed:
         """An error with the end of the server's log."""
@@ -63,8 +63,8 @@ def command(arguments: Sequence[str], port: int) -> list[str]:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
-    """A server with these options of ``serve``, once it is ready. It is gone at the end, whatever the reason."""
+def serving(arguments: Sequence[str], log: Path) -> Iterator[BenchServer]:
+    """Start a server with these options of ``serve``, wait until it is ready, and stop it at the end in any case."""
     port = _free_port()
     with log.open("ab") as output, _ended_by_sigterm():
         began = time.perf_counter()
@@ -73,12 +73,12 @@ def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for us, and we stop it
+            start_new_session=True,  # Ctrl-C reaches only us, and we stop the server
         )
         try:
             _wait_ready(process, port, log)
             ready_s = time.perf_counter() - began
-            yield Server(port, ready_s, json.loads(_ask(port, "GET", "/plan")), process, log)
+            yield BenchServer(port, ready_s, json.loads(_request(port, "GET", "/plan")), process, log)
         finally:
             _stop(process)
 
@@ -94,7 +94,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         if process.poll() is not None:
             raise _failure(f"The server ended with status {process.returncode} before it was ready", log)
         with contextlib.suppress(OSError, http.client.HTTPException, BenchFailed):
-            _ask(port, "GET", "/health")
+            _request(port, "GET", "/health")
             return
         time.sleep(POLL_S)
     raise _failure(f"The server was not ready after {START_S:.0f} s", log)
@@ -105,8 +105,8 @@ def _failure(why: str, log: Path) -> BenchFailed:
     return BenchFailed("\n".join([f"{why}. Its log, {log}, ends with:", *lines]))
 
 
-def _ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
-    """The body of a reply; any status but 200 is an error."""
+def _request(port: int, method: str, path: str, body: str | None = None) -> bytes:
+    """The body of a reply. Any status except 200 is an error."""
     connection = http.client.HTTPConnection(HOST, port, timeout=SILENCE_S)
     try:
         connection.request(method, path, body, {} if body is None else {"Content-Type": "application/json"})
@@ -120,7 +120,7 @@ def _ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """A signal to drain (nothing is open any more), one to end at once, then by force."""
+    """Send SIGTERM to drain, again to end at once, then SIGKILL."""
     for end in (process.terminate, process.terminate, process.kill):
         end()
         try:
@@ -133,7 +133,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does, through every ``finally``: it would leave the server behind otherwise."""
+    """SIGTERM ends us like Ctrl-C, through every ``finally``; otherwise the server would stay behind."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """The command line. Each command gathers its options, calls one function, and prints the result.
 
-A command's module is imported when the command is called, and imports torch, Triton, NumPy and the engine inside of the
-command, so that every ``--help`` is quick. Errors that Microscale raises on purpose are one sentence on standard error
-and exit status 1; wrong usage is 2.
+A command's module is imported when the command is called, and it imports torch, Triton, NumPy and the engine inside its
+function, so that every ``--help`` is quick. An error that Microscale raises on purpose is printed as one sentence on
+standard error, with exit status 1; wrong usage exits with 2.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from microscale.version import __version__
 
 COMMANDS = with_installed(
     {
-        "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's API."),
+        "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's and Anthropic's APIs."),
         "chat": Place("microscale.cli.chat:chat", "Chat with a model in the terminal."),
         "generate": Place(
             "microscale.cli.generate:generate", "Complete token ids with token ids, without a tokenizer."
         ),
         "explain": Place(
             "microscale.cli.explain:explain",
-            "Show which kernel runs each layer and why, what fits, and how fast it will be.",
+            "Show which kernels run and why, what fits, and how fast it is.",
         ),
-        "doctor": Place("microscale.cli.doctor:doctor", "Check what this machine has and what is missing."),
+        "doctor": Place("microscale.cli.doctor:doctor", "Show what this machine has and what is missing."),
         "bench": Place("microscale.cli.bench:bench", "Measure the speed of a model (bench MODEL) or of a server."),
-        "warm": Place(
-            "microscale.cli.warm:warm", "Compile a model's kernels ahead, for this machine's GPU or for another."
-        ),
+        "warm": Place("microscale.cli.warm:warm", "Compile a model's kernels ahead of time, for any GPU."),
     },
     "microscale.commands",
 )
@@ -52,13 +50,12 @@ class Commands(LazyGroup):
 
 
 def greet(name: str) -> None:
-    """Print a first line in a terminal: what is imported next takes seconds. The chat starts quickly by itself."""
+    """Print a first line in a terminal, because the next imports take seconds. The chat starts quickly anyway."""
     if err.is_terminal and name != "chat":
         err.print(f"[dim]microscale {name} {__version__} starts …[/]")
 
 
 def load(name: str) -> Any:
-    """A command as its module has it."""
     return load_command(name, COMMANDS[name])
 
 
@@ -68,7 +65,7 @@ app = typer.Typer(
     help="Inference for mixture-of-experts models in microscaling formats (MXFP4, MXFP8).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # importing what draws boxes takes longer than all else of --help
+    rich_markup_mode=None,  # the import for drawing boxes takes longer than the rest of --help
     context_settings=HELP_OPTIONS,
 )
 Commands.list_in(app)
@@ -83,7 +80,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

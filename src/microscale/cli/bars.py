@@ -1,10 +1,11 @@
-"""Progress bars on standard error. Apart from the console: a command without one does not wait for their import."""
+"""Progress bars on standard error. Apart from ``console``, whose importers need not wait for these."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.progress import (
     BarColumn,
@@ -21,9 +22,14 @@ from rich.text import Text
 
 from microscale.cli.console import err
 
+if TYPE_CHECKING:
+    from microscale.engine.loading.prepare import Prepared
+    from microscale.models.families import AnyModel
+    from microscale.models.recorded import Wanted
+
 
 class Amount(ProgressColumn):
-    """Bytes with their speed, or a plain count of something else: what the task's field ``unit`` says."""
+    """Bytes with their speed, or a plain count of something else, by the task's field ``unit``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,35 +43,35 @@ class Amount(ProgressColumn):
 
 @contextmanager
 def loading_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar in GB and GB/s. Gives a function that hears how many bytes, or kernels, of all are there."""
+    """A progress bar in GB and GB/s, or in kernels. Yields a function that takes (done, total, unit)."""
     progress = _progress(Amount())
     task = progress.add_task(title, start=False, unit="")
 
-    def tell(done: int, total: int, unit: str) -> None:
+    def show(done: int, total: int, unit: str) -> None:
         if progress.tasks[0].fields["unit"] != unit:
             progress.reset(task, total=total, completed=done, unit=unit)
             progress.start()
         progress.update(task, total=total, completed=done)
 
     try:
-        yield tell
+        yield show
     finally:
         progress.stop()
 
 
 def _progress(amount: ProgressColumn) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
-    # What is printed meanwhile appears above the bar, and in a file where standard output is one.
+    # Standard output appears above the bar, unless it goes to a file.
     redirect = sys.stdout.isatty()
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal, redirect_stdout=redirect)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Callable[[int], None]]]:
-    """A progress bar on standard error that goes away when the work is done; none where that is no terminal.
+    """A progress bar on standard error that goes away when the work is done. Without a terminal there is none.
 
-    Gives two functions: one starts the bar with a total (``None``: nobody knows it), one advances it. Until it starts,
-    standard error is free for others: the hub's own bar is shown there during a download.
+    Yields two functions: one starts the bar with a total (``None`` if it is unknown), one advances it. The bar starts
+    late because the hub shows its own bar on standard error during a download.
     """
     progress = _progress(MofNCompleteColumn())
     task = progress.add_task(title, start=False)
@@ -79,3 +85,24 @@ def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Cal
         yield start, lambda steps: progress.advance(task, steps)
     finally:
         progress.stop()
+
+
+def load_with_progress(prepared: Prepared, wanted: Wanted | None = None) -> AnyModel:
+    """Load a model and make its kernels ready at the same time, with a progress bar.
+
+    ``wanted``: what will be run. By default greedy steps as large as the workload has them.
+    """
+    from microscale.engine.loading.load import load
+    from microscale.engine.loading.warming import kernels_ready
+    from microscale.models.recorded import Wanted
+
+    workload = prepared.memory.workload
+    wanted = wanted or Wanted(workload.step_tokens, workload.sequences)
+    with loading_bar(f"Loading {prepared.options.model}") as show:
+
+        def on_kernels(done: int, total: int) -> None:
+            if total:
+                show(done, total, "kernels")
+
+        with kernels_ready(prepared, None, on_kernels, wanted):
+            return load(prepared, lambda done, total: show(done, total, "bytes"))

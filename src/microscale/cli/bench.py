@@ -10,7 +10,7 @@ from microscale.cli.group import HELP_OPTIONS, LazyGroup, Place, with_installed
 
 ACCEPTANCE = "--speculative-acceptance"
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""What is no option of ``bench serve`` is one of ``serve``."""
+"""Options that ``bench serve`` does not have are passed on to ``serve``."""
 COMMANDS = with_installed(
     {
         "model": Place("microscale.cli.bench_model:bench_model", "Measure a model's prefill and decode speed."),
@@ -21,8 +21,8 @@ COMMANDS = with_installed(
 
 
 class ModelOrCommand(LazyGroup):
-    """``bench MODEL …`` next to ``bench serve``: what is no command is the model. ``--serve`` means ``serve``, and
-    ``--speculative-acceptance`` means ``speculative``."""
+    """``bench MODEL …`` next to ``bench serve``: a first word that is not a command is the model. ``--serve`` means
+    ``serve``, and ``--speculative-acceptance`` means ``speculative``."""
 
     places = COMMANDS
     entry_group = "microscale.bench_commands"

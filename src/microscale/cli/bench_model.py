@@ -9,54 +9,53 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.cli.bars import progress_bar
+from microscale.cli.bars import load_with_progress, progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.options import (
     MODEL_HELP,
+    DeviceOption,
     KvCacheDtypeOption,
     LayerFormatOption,
+    LoadFormatOption,
     MoeActivationsOption,
+    OverridesOption,
     PrecisionOption,
     ReserveOption,
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    parse_overrides,
     reserve_in_bytes,
 )
-from microscale.cli.overrides import parse_overrides
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
 
 def bench_model(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = LoadFormat.AUTO,
-    tests: Annotated[str, typer.Option(help="ppN: a prompt of N tokens; tgN: N new tokens.")] = (
+    load_format: LoadFormatOption = LoadFormat.AUTO,
+    tests: Annotated[str, typer.Option(help="ppN is a prompt of N tokens, tgN is N new tokens.")] = (
         "pp512,pp2048,pp8192,tg32,tg128"
     ),
-    concurrency: Annotated[str, typer.Option(help="Sequences that decode together, such as 1,8,64.")] = "1",
+    concurrency: Annotated[str, typer.Option(help="Numbers of sequences that decode together, such as 1,8,64.")] = "1",
     depth: Annotated[str, typer.Option(help="Tokens of context before decoding, such as 128,8192.")] = "128",
-    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs per row. The median is shown.")] = 3,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
-    hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in one step.")] = 8192,
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     energy: Annotated[
         bool,
-        typer.Option("--energy", help="Run each row for 3 s more, and show the GPU's watts and tokens per joule."),
+        typer.Option("--energy", help="Run each row for 3 s more and show the GPU's watts and tokens per joule."),
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write an SVG plot of the rows and ceilings here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Measure a model's prefill and decode speed next to the ceiling, from inside the engine.
@@ -69,7 +68,6 @@ def bench_model(
     from microscale.bench import model as bench_whole
     from microscale.bench import plot as bench_plot
     from microscale.bench.energy import EnergyMeter
-    from microscale.cli.model import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
 
@@ -105,11 +103,11 @@ def bench_model(
         loaded = load_with_progress(prepared)
         where = f"on {prepared.setup.gpu.name}"
         if tensor_parallel_size > 1:
-            where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
+            where += f", {tensor_parallel_size} ranks (ceiling and explain are for one of them, without sums)"
         versions = f"torch {torch.__version__}, triton {triton.__version__}"
         title = f"{model} {where}, precision {prepared.setup.precision}, {versions}"
         rows = []
-        # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        # The table and the plot are written row by row, so an error later loses nothing.
         if not as_json:
             print(title, bench_whole.header(energy), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):

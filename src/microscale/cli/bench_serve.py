@@ -1,4 +1,4 @@
-"""``microscale bench serve``, or ``bench MODEL --serve``: a server, measured from outside."""
+"""``microscale bench serve``, or ``bench MODEL --serve``: measure a server over HTTP."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.bench import serve_load, serve_table
+from microscale.bench import serve_figures, serve_load
 from microscale.bench.serve_process import OURS, serving
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, parse_numbers, print_json
 from microscale.errors import BadSetting
 from microscale.version import __version__
 
-FULL = serve_load.Plan()
+FULL = serve_load.LoadPlan()
 KERNEL_CACHE = "--kernel-cache"
 
 
 class Cache(StrEnum):
-    """Which compiled kernels the server finds."""
+    """The kernel cache with which the server starts."""
 
     FRESH = "fresh"
     WARM = "warm"
@@ -41,36 +41,36 @@ def bench_serve(
     context: typer.Context,
     cache: Annotated[
         Cache,
-        typer.Option(help="Compiled kernels: fresh (none), warm (this machine's cache), both (none, then those)."),
+        typer.Option(help="Kernel cache: fresh (empty), warm (this machine's), or both (empty, then filled)."),
     ] = Cache.BOTH,
-    prompt_lens: Annotated[str | None, typer.Option(help="Prompts whose first token is timed, in tokens.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Requests of each size.", min=1)] = None,
-    streams: Annotated[str | None, typer.Option(help="Streams that run together, such as 1,8,64.")] = None,
-    output_len: Annotated[int | None, typer.Option(help="Tokens of each of these streams.", min=8)] = None,
-    temperature: Annotated[float, typer.Option(help="Of the requests.", min=0)] = FULL.temperature,
-    quick: Annotated[bool, typer.Option(help="A few requests of small sizes: whether it works here.")] = False,
+    prompt_lens: Annotated[str | None, typer.Option(help="Prompt lengths in tokens, such as 16,512.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Requests per prompt length.", min=1)] = None,
+    streams: Annotated[str | None, typer.Option(help="Numbers of streams that run together, such as 1,8,64.")] = None,
+    output_len: Annotated[int | None, typer.Option(help="Tokens per stream.", min=8)] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0 is greedy.", min=0)] = FULL.temperature,
+    quick: Annotated[bool, typer.Option(help="Send a few small requests, to see whether it works.")] = False,
     server_log: Annotated[
-        Path | None, typer.Option(help="The server's log; without, a file of the temporary folder.")
+        Path | None, typer.Option(help="File for the server's log. Default: a temporary file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Start a server and measure it over HTTP: start, first tokens by prompt length, gaps between tokens.
+    """Start a server and measure it over HTTP: time to ready, first tokens by prompt length, gaps between tokens.
 
-    MODEL and all other options are those of `microscale serve`. Without files:
-    microscale bench gpt-oss-20b --serve --load-format dummy
+    MODEL and all other options are passed on to `microscale serve`. This needs no files:
+    `microscale bench gpt-oss-20b --serve --load-format dummy`
     """
     arguments = list(context.args)
-    taken = [name for name in OURS for given in arguments if given.split("=")[0] == name]
-    if taken:
-        raise BadSetting(f"{taken[0]} is the benchmark's own to choose; leave it out.")
+    reserved = [name for name in OURS for given in arguments if given.split("=")[0] == name]
+    if reserved:
+        raise BadSetting(f"{reserved[0]} is set by the benchmark; leave it out.")
     if cache is not Cache.WARM and any(given.split("=")[0] == KERNEL_CACHE for given in arguments):
-        raise BadSetting(f"{KERNEL_CACHE} names compiled kernels to start with: add --cache warm.")
+        raise BadSetting(f"{KERNEL_CACHE} needs --cache warm.")
     plan = _plan(quick=quick, prompt_lens=prompt_lens, repeats=repeats, streams=streams, output_len=output_len)
     plan = replace(plan, temperature=temperature)
     settings.load()
     log = server_log or Path(tempfile.mkdtemp(prefix="microscale-bench-")) / "server.log"
     about = {"command": shlex.join(["microscale", "serve", *arguments]), **_machine(), "server_log": str(log)}
-    runs: dict[str, serve_load.Found] = {}
+    runs: dict[str, serve_figures.ServerFigures] = {}
     err.print(f"The server's log: {log}", soft_wrap=True)
     with _caches(cache) as caches, progress_bar("Measuring") as (start, advance):
         start(len(caches) * plan.steps)
@@ -78,22 +78,22 @@ def bench_serve(
             with serving([*arguments, *folder], log) as server:
                 about |= {key: server.plan[key] for key in ("model", "gpu", "precision") if key in server.plan}
                 runs[name] = serve_load.measure(server, plan, seed, advance)
-            # Table by table: what was measured stays, whatever happens to the rest.
+            # Each table is printed at once, so an error later loses nothing.
             if not as_json:
-                print(*([] if len(runs) > 1 else [_title(about)]), serve_table.table(name, runs[name]), sep="\n")
+                print(*([] if len(runs) > 1 else [_title(about)]), serve_figures.table(name, runs[name]), sep="\n")
                 print(flush=True)
     if as_json:
-        print_json(serve_table.as_json(about, runs))
+        print_json(serve_figures.as_json(about, runs))
 
 
 def _plan(
     *, quick: bool, prompt_lens: str | None, repeats: int | None, streams: str | None, output_len: int | None
-) -> serve_load.Plan:
+) -> serve_load.LoadPlan:
     plan = serve_load.QUICK if quick else FULL
     lens = plan.prompt_lens if prompt_lens is None else tuple(parse_numbers("--prompt-lens", prompt_lens))
     together = plan.streams if streams is None else tuple(parse_numbers("--streams", streams))
     if min(lens) < 1 or min(together) < 1:
-        raise BadSetting("--prompt-lens and --streams take numbers from 1 on.")
+        raise BadSetting("--prompt-lens and --streams take numbers of 1 or more.")
     return replace(
         plan,
         prompt_lens=lens,
@@ -105,7 +105,7 @@ def _plan(
 
 @contextmanager
 def _caches(cache: Cache) -> Iterator[list[tuple[str, list[str]]]]:
-    """Names of the kernel caches, in order, and the options of ``serve`` for each. A fresh one is gone at the end."""
+    """Names of the kernel caches and the options of ``serve`` for each. A fresh cache is deleted at the end."""
     if cache is Cache.WARM:
         yield [(Cache.WARM.value, [])]
         return
@@ -135,7 +135,7 @@ def _version(package: str) -> str:
 def _title(about: dict[str, object]) -> str:
     versions = about["versions"]
     assert isinstance(versions, dict)
-    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
     precision = f", precision {about['precision']}" if "precision" in about else ""
     where = f"{about['model']} on {about.get('gpu', 'an unnamed device')}{precision} ({about['machine']})"
-    return f"{where}\n{told}\n{about['command']}\n"
+    return f"{where}\n{listed}\n{about['command']}\n"

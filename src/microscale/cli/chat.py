@@ -1,4 +1,4 @@
-"""``microscale chat``: a conversation in the terminal, with a running server or with one that it starts and stops."""
+"""``microscale chat``: a conversation in the terminal, with a running server or one that it starts and stops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
 
-from microscale.cli.chat_client import Answer, Server, ServerError
+from microscale.cli.chat_client import ChatAnswer, ChatServer, ServerError
 from microscale.cli.console import err, out, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models import embedded
@@ -32,7 +32,7 @@ EFFORTS = ("low", "medium", "high")
 USUAL_URL = "http://127.0.0.1:8000"
 """The default address of `microscale serve`."""
 STOP_S = 15.0
-"""How long a server that was started here may take to stop."""
+"""How long a server that the chat started may take to stop."""
 SERVING = re.compile(r"Serving\s.*?\sat\s+(http://\S+)", re.DOTALL)
 BOUND = """
 import ctypes, os, signal, sys
@@ -59,7 +59,7 @@ def clean(text: str) -> str:
 
 
 def split_finished(text: str) -> int:
-    """Where the Markdown block starts that may still grow: after the last empty line outside of code."""
+    """Where the Markdown block that may still grow starts: after the last empty line outside of code."""
     at = text.rfind("\n\n")
     while at >= 0:
         if len(_FENCE.findall(text, 0, at)) % 2 == 0:
@@ -69,7 +69,7 @@ def split_finished(text: str) -> int:
 
 
 class AnswerView:
-    """Shows an answer as it arrives: reasoning dim, content as Markdown; plain content where there is no terminal."""
+    """Shows an answer as it arrives: dim reasoning, then Markdown. Without a terminal, only the content, plain."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -93,7 +93,7 @@ class AnswerView:
         self._live.update(self._shown(self._growing))
 
     def close(self) -> None:
-        """Leave the end of the answer on the screen."""
+        """Print the rest of the answer for good."""
         if self._live is None:
             self._console.print()
             return
@@ -110,8 +110,8 @@ class AnswerView:
         return Markdown(text) if self._is_content else Text(text, style="dim")
 
 
-def summary(answer: Answer) -> str:
-    """The line under an answer."""
+def summary(answer: ChatAnswer) -> str:
+    """The line below an answer."""
     parts = ["[yellow]stopped[/]"] if answer.stopped else []
     if answer.finish == "length":
         parts.append("[yellow]cut off at the maximum number of tokens[/]")
@@ -126,7 +126,7 @@ def summary(answer: Answer) -> str:
 class Conversation:
     """The messages so far, and the commands that act on them."""
 
-    def __init__(self, server: Server, fields: dict[str, Any], system: str, console: Console) -> None:
+    def __init__(self, server: ChatServer, fields: dict[str, Any], system: str, console: Console) -> None:
         self._server = server
         self._fields = fields
         self._system = system
@@ -142,14 +142,14 @@ class Conversation:
         }
 
     def handle(self, line: str) -> None:
-        """Answer a question or run a command. An error is shown, and the conversation goes on."""
+        """Answer a question or run a command. After an error the conversation continues."""
         text = line.strip()
         name, _, rest = text[1:].partition(" ")
         try:
             if text.startswith("/") and name in self._commands:
                 self._commands[name](rest.strip())
             elif text.startswith("/") and "\n" not in text:  # a paste may start with a path
-                raise BadSetting(f"/{clean(name)[:40]} is no command; /help lists them.")
+                raise BadSetting(f"/{clean(name)[:40]} is not a command; /help lists them.")
             elif text:
                 self._messages.append({"role": "user", "content": text})
                 self._answer()
@@ -158,7 +158,7 @@ class Conversation:
 
     def _answer(self) -> None:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        answer, view = Answer(), AnswerView(self._console)
+        answer, view = ChatAnswer(), AnswerView(self._console)
         try:
             with closing(self._server.chat({**self._fields, "messages": [*system, *self._messages]})) as chunks:
                 for chunk in chunks:
@@ -167,7 +167,7 @@ class Conversation:
             answer.stopped = True
         except ServerError:
             if not answer.num_tokens:
-                self._messages.pop()  # so that it can be asked again
+                self._messages.pop()  # so that the user can repeat the question
                 raise
             self._messages.append({"role": "assistant", "content": answer.content})
             raise
@@ -286,24 +286,32 @@ def started_server(options: list[str]) -> Iterator[str]:
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model to serve meanwhile. Default: the server that runs here, else the embedded model."),
+        typer.Argument(
+            help="A model to serve during the chat. Default: the server on port 8000, or the embedded model."
+        ),
     ] = None,
-    url: Annotated[str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}; /v1 may follow.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="The server's key. Others can see it in `ps`.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}, with or without /v1.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's key. It is visible in `ps`.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     effort: Annotated[str, typer.Option(help="How long the model may think: low, medium or high.")] = "medium",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
+    ] = 1.0,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens of an answer. Default: what fits.", min=1)
+        int | None, typer.Option(help="Maximum number of tokens in an answer. Default: what fits.", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
-    load_format: Annotated[str | None, typer.Option(help="For a MODEL: dummy or auto.")] = None,
+    load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
     device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
     precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="For a MODEL: maximum context length.", min=1)] = None,
-    threads: Annotated[int | None, typer.Option(help="For a MODEL: CPU threads.", min=1)] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="For a MODEL: maximum tokens of prompt and answer together.", min=1)
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="For a MODEL: number of CPU threads.", min=1)] = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists the commands."""
     serving = {
@@ -315,11 +323,11 @@ def chat(
         raise BadSetting(f"--effort {effort[:40]!r} is not one of {', '.join(EFFORTS)}.")
     fields: dict[str, Any] = {"reasoning_effort": effort, "temperature": temperature, "top_p": top_p}
     fields |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
-    # End as Ctrl-D does, so that a server that was started here is stopped.
+    # End as Ctrl-D does, which stops a server that the chat started.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     with running as address:
-        server = Server(address, api_key or _read_key(api_key_file))
+        server = ChatServer(address, api_key or _read_key(api_key_file))
         with err.status(f"Asking {escape(server.url)}"):
             name, length = server.model()
         room = "" if length is None else f", {length} tokens"
@@ -331,11 +339,11 @@ def chat(
 
 
 def find_server(url: str | None, model: str | None, options: list[str]) -> AbstractContextManager[str]:
-    """The address of the server to talk to: the one named, one of our own, or else the one that runs here already."""
+    """The address of the server: ``--url``, a new server for a MODEL, or the one that already runs on port 8000."""
     if url is not None and (model is not None or options):
         given = "a MODEL" if model is not None else options[0]
-        raise BadSetting(f"Give the --url of a server or {given} for a model to serve meanwhile, not both.")
-    if url is None and model is None and not options and Server(USUAL_URL).listens():
+        raise BadSetting(f"Use --url for a running server or {given} for a model to serve meanwhile, not both.")
+    if url is None and model is None and not options and ChatServer(USUAL_URL).listens():
         url = USUAL_URL
     return nullcontext(url) if url is not None else started_server([model or embedded.NAME, *options])
 
@@ -348,5 +356,5 @@ def _read_key(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
     if not key or not key.isascii() or not key.isprintable():
-        raise BadSetting(f"--api-key-file {file} holds no key in its first line.")
+        raise BadSetting(f"--api-key-file {file} has no key in its first line.")
     return key

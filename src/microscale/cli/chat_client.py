@@ -1,4 +1,4 @@
-"""A server as the terminal chat sees it: one answer at a time over OpenAI's API, with the standard library alone."""
+"""The terminal chat's client: one answer at a time over OpenAI's API, with the standard library only."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from microscale.errors import BadSetting, MicroscaleError
 
 CONNECT_S = 10.0
 ANSWER_S = 600.0
-"""How long the server may be silent: a first step may compile kernels."""
+"""Maximum silence of the server. Its first step may compile kernels."""
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _VERSION = re.compile(r"/v[0-9]\w*(/|$)")
-"""A path that names the API's version is complete; ``/v1`` is added to others."""
+"""A path with a version is complete; ``/v1`` is added to other paths."""
 
 
 class ServerError(MicroscaleError):
-    """The server refused, or went away."""
+    """The server refused a request or went away."""
 
 
 @dataclass
-class Answer:
-    """What has arrived of an answer, and when."""
+class ChatAnswer:
+    """The part of an answer that has arrived, and when."""
 
     content: str = ""
     finish: str = ""
@@ -67,8 +67,8 @@ class Answer:
         return choice["delta"].get("reasoning") or "", content
 
 
-class Server:
-    """``url``: as `serve` prints it, or with ``/v1`` at its end, as in OpenAI's clients."""
+class ChatServer:
+    """``url`` is what `serve` prints, or ends with ``/v1`` as in OpenAI's clients."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -77,9 +77,9 @@ class Server:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise BadSetting(f"--url {url[:200]!r} is no address; give one such as http://127.0.0.1:8000.")
+            raise BadSetting(f"--url {url[:200]!r} is not an address such as http://127.0.0.1:8000.")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        # A server that listens on every address prints that address; on this machine it answers on loopback.
+        # A server that listens on all addresses prints 0.0.0.0 or ::, which no client can connect to.
         self._address = (ANY.get(parts.hostname, parts.hostname), port)
         path = parts.path.rstrip("/")
         self._path = path if _VERSION.search(path) else f"{path}/v1"
@@ -87,7 +87,7 @@ class Server:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> tuple[str, int | None]:
-        """The name of the served model, and the maximum length of a conversation where the server reports it."""
+        """The name of the served model, and the maximum length of a conversation if the server reports it."""
         connection, response = self._send("GET", f"{self._path}/models")
         try:
             model = json.loads(response.read())["data"][0]
@@ -95,7 +95,7 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(f"{self.url} went away: {error}.") from None
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise ServerError(f"{self.url} does not speak OpenAI's API; give another --url, or a MODEL.") from None
+            raise ServerError(f"{self.url} does not speak OpenAI's API; use another --url, or a MODEL.") from None
         finally:
             connection.close()
 
@@ -108,9 +108,9 @@ class Server:
         return True
 
     def chat(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of an answer. Closing the iterator hangs up, which stops the server."""
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-        connection, response = self._send("POST", f"{self._path}/chat/completions", json.dumps(asked).encode())
+        """The chunks of an answer. Closing the iterator hangs up, and the server aborts the request."""
+        request = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        connection, response = self._send("POST", f"{self._path}/chat/completions", json.dumps(request).encode())
         try:
             while line := response.readline():
                 if not line.startswith(b"data: "):
@@ -148,7 +148,7 @@ class Server:
 
 def _reason(response: http.client.HTTPResponse, url: str) -> str:
     if response.status == 401:
-        return f"{url} asks for a key; give it with --api-key-file."
+        return f"{url} needs a key; use --api-key-file."
     try:
         return str(json.loads(response.read())["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):

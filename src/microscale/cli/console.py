@@ -1,4 +1,4 @@
-"""What commands print with: standard output for results, standard error for progress, logs and errors."""
+"""Printing: results go to standard output; progress, logs and errors go to standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def print_wrapped(console: Console, text: str) -> None:
-    """Markup that breaks between words in a terminal; elsewhere a paragraph is a line, for programs."""
+    """Print markup. Lines break between words in a terminal; elsewhere a paragraph is one line, for programs."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
@@ -35,7 +35,7 @@ class ConsoleLog(logging.Handler):
 
 
 def show_log() -> None:
-    """Show what the package logs: the plan in use, once, at start."""
+    """Show the package's log on standard error."""
     logger = logging.getLogger("microscale")
     logger.setLevel(logging.INFO)
     logger.handlers = [ConsoleLog()]
@@ -49,7 +49,7 @@ def print_json(value: Any) -> None:
 def parse_numbers(option: str, text: str) -> list[int]:
     """``1,2,3`` as numbers."""
     if not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text, re.ASCII):
-        raise BadSetting(f"{option} takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
+        raise BadSetting(f"{option} takes numbers separated by commas, such as 1,2,3, not {text[:80]!r}.")
     return [int(part) for part in text.split(",")]
 
 

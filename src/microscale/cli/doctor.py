@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,16 +11,13 @@ from rich.table import Table
 from microscale import settings
 from microscale.cli.console import out, print_json
 
-if TYPE_CHECKING:
-    pass
-
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what this machine has, what is missing, and how to fix it.
+    """Show what this machine has, what is missing, and how to fix it.
 
-    The exit status is 1 when something is broken. No GPU is needed.
+    This needs no GPU. The exit status is 1 if something is broken.
     """
     from microscale import doctor as doctor_module
 
@@ -35,7 +32,7 @@ def doctor(
             table.add_column(overflow="fold")
         for finding in findings:
             table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
-            if finding.mend:
-                table.add_row("", "", escape(f"fix: {finding.mend}"))
+            if finding.fix:
+                table.add_row("", "", escape(f"fix: {finding.fix}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import out, print_json
 from microscale.cli.options import (
+    CardOption,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
+    PlannedModelArgument,
     PrecisionOption,
     ReserveOption,
     TensorParallelOption,
@@ -31,9 +32,9 @@ def explain(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     moe_backend: MoeBackendOption = None,
     context: Annotated[
-        int | None, typer.Option("--context", "--max-model-len", help="Tokens of a sequence; 4096 without.")
+        int | None, typer.Option("--context", "--max-model-len", help="Tokens per sequence. Default: 4096.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Number of sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
@@ -46,9 +47,9 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
+    """Show which kernel runs each layer and why, what fits in memory, and how fast it will be.
 
-    No weights and no GPU are needed: microscale explain gpt-oss-120b --gpu gb10. The exit status is 1 when the model
+    This needs no weights and no GPU: `microscale explain gpt-oss-120b --gpu gb10`. The exit status is 1 if the model
     does not fit.
     """
     from microscale.explain import Question, render

@@ -8,23 +8,28 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.cli.bars import progress_bar
+from microscale.cli.bars import load_with_progress, progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.options import (
     MODEL_HELP,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
     KvCacheDtypeOption,
     LayerFormatOption,
+    LoadFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
+    OverridesOption,
     PrecisionOption,
     ReserveOption,
     SpeculativeOption,
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    parse_overrides,
     reserve_in_bytes,
 )
-from microscale.cli.overrides import parse_overrides
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -36,19 +41,11 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after an end token.")] = False,
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights in the model's shapes and needs no files.")
-    ] = LoadFormat.AUTO,
-    hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that overrides keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Activations: auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16.")
-    ] = "auto",
-    backend: Annotated[
-        str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
-    ] = None,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
@@ -75,7 +72,6 @@ def generate(
 
     Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """
-    from microscale.cli.model import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.generate import Generation, check_budget, check_prompt
     from microscale.engine.loading.build import load_speculation

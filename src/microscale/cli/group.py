@@ -1,7 +1,7 @@
 """Groups of commands whose modules are imported when a command is called, so that ``--help`` is quick.
 
-Other packages add commands by entry points, ``microscale-lab`` above all. Its names and summaries are listed here:
-``--help`` then imports nothing of it, and a command of the lab explains itself where the lab is not installed.
+Other packages add commands by entry points. The names and summaries of ``microscale-lab`` are listed here, so
+``--help`` imports nothing of it, and without the lab its commands tell the user to install it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LAB = {
         "fit": "Show how well the measured rows predict rows that were left out.",
     },
 }
-"""Entry-point group → the lab's commands in it, with their lines in the overview."""
+"""Entry-point group → the lab's commands in it, with their summaries."""
 
 
 class Place(NamedTuple):
-    """Where a command is, and its line in the overview."""
+    """Where a command is, and its summary in ``--help``."""
 
     target: str
     """``module:function``, where the function may also be a group."""
@@ -48,27 +48,27 @@ class Place(NamedTuple):
 
 
 def with_installed(own: dict[str, Place], group: str) -> dict[str, Place]:
-    """Our own commands and those that installed packages add."""
+    """Our own commands, then those of installed packages."""
     added = {entry.name: entry.value for entry in entry_points(group=group)}
     order = sorted(added, key=[*LAB[group], *added].index)
     return own | {name: Place(added[name], LAB[group].get(name, f"From {added[name]}.")) for name in order}
 
 
 def load_command(name: str, place: Place) -> Any:
-    """A command as its module has it: a function, or a group of its own."""
+    """Import a command: a function, or a group of its own."""
     module, _, function = place.target.partition(":")
-    found = getattr(importlib.import_module(module), function)
-    if not isinstance(found, typer.Typer):
+    command = getattr(importlib.import_module(module), function)
+    if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False, context_settings={**HELP_OPTIONS, **place.settings})
-        alone.command(name, context_settings={**HELP_OPTIONS, **place.settings})(found)
-        found = alone
-    command = typer.main.get_command(found)
+        alone.command(name, context_settings={**HELP_OPTIONS, **place.settings})(command)
+        command = alone
+    command = typer.main.get_command(command)
     command.name = name
     return command
 
 
 class LazyGroup(TyperGroup):
-    """Lists all commands by their summaries, and loads the one that is called."""
+    """Lists the commands by their summaries and imports only the one that is called."""
 
     places: ClassVar[dict[str, Place]]
     entry_group: ClassVar[str]
@@ -81,7 +81,7 @@ class LazyGroup(TyperGroup):
         name = args[0]
         if name not in self.places and name in LAB[self.entry_group]:
             raise Unsupported(
-                f"`{ctx.command_path} {name}` is a command of the lab, which is not installed; install it with "
+                f"`{ctx.command_path} {name}` is in a package that is not installed; get it with "
                 "pip install 'microscale[lab]'"
             )
         found, command, rest = super().resolve_command(ctx, args)

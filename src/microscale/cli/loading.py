@@ -1,8 +1,8 @@
-"""A model that loads in the engine process, seen in a terminal: its log and our bar have lines of their own.
+"""Keeps the engine's log and our progress bar on separate lines of the terminal while a model loads.
 
-Both write to one terminal, and a bar ends in the middle of a line. So the engine writes to a terminal of its own (a
-pty, for its libraries show their downloads only in one), and what it writes is copied here: whole lines above the bar
-while that is drawn, else as it comes.
+Both write to one terminal, and a bar ends in the middle of a line. So the engine writes to a pty (its libraries show
+downloads only in a terminal), and its output is copied here: whole lines above the bar while there is one, otherwise
+as it comes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from microscale.cli.console import err
 from microscale.engine.client.launch import EngineProcess, Terminal, end_ahead, open_terminal, terminal_ahead
 
 UNFINISHED_S = 0.05
-"""How long we wait for the end of a line before a part of it is shown: the bar must not begin behind it."""
+"""How long to wait for the end of a line before showing the part so far. The bar must not start behind it."""
 LAST_LINES_S = 2.0
-"""How long we wait at the end for what the engine wrote last."""
+"""How long to wait at the end for the engine's last output."""
 ON_TERMINAL = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_NOCTTY)
@@ -35,19 +35,19 @@ os.dup2(fd, 2)
 os.close(fd)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Runs a command with the terminal that the first argument names for its output."""
+"""Runs a command with its output on the terminal that the first argument names."""
 
 
 @contextmanager
 def engine_in_terminal(title: str, launch: EngineProcess) -> Iterator[tuple[EngineProcess, Callable[[], None]]]:
-    """How to start the engine so that ``title`` has a bar while it loads, and a function that takes the bar away."""
+    """Yield how to start the engine so that a bar shows its loading, and a function that removes the bar."""
     with ExitStack() as closing, ExitStack() as loading:
         bar = _Bar(loading.enter_context(loading_bar(title)))
         command = launch.command
-        pty = terminal_ahead(command)  # of an engine that is running already
+        pty = terminal_ahead(command)  # if the engine is already running
         if pty is not None:
             closing.enter_context(_copied(pty, bar))
-            closing.callback(end_ahead)  # where it was not taken: its last line would be waited for
+            closing.callback(end_ahead)  # if it was not used, or we would wait for its last line
         elif err.is_terminal and (pty := open_terminal()) is not None:
             closing.enter_context(_copied(pty, bar))
             command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, pty.name, *command)
@@ -61,14 +61,13 @@ def engine_in_terminal(title: str, launch: EngineProcess) -> Iterator[tuple[Engi
 
 
 class _Bar:
-    """The engine says how many bytes of all are there, then how many of the kernels that it still compiles; the bar is
-    drawn from the first time on."""
+    """Shows how many bytes are loaded, then how many kernels are compiled. It appears with the first number."""
 
-    def __init__(self, tell: Callable[[int, int, str], None]) -> None:
-        self._tell = tell
+    def __init__(self, show: Callable[[int, int, str], None]) -> None:
+        self._draw = show
         self.drawn = False
         self.lock = threading.Lock()
-        """Held by who begins or ends the bar, and by who writes something that goes by whether it is drawn."""
+        """Held while the bar starts or ends, and while text is written whose place depends on the bar."""
 
     def on_progress(self, done: int, total: int) -> None:
         self._show(done, total, "bytes")
@@ -78,16 +77,16 @@ class _Bar:
 
     def _show(self, done: int, total: int, unit: str) -> None:
         if self.drawn:
-            self._tell(done, total, unit)
+            self._draw(done, total, unit)
             return
         with self.lock:
             self.drawn = True
-            self._tell(done, total, unit)
+            self._draw(done, total, unit)
 
 
 @contextmanager
 def _copied(pty: Terminal, bar: _Bar) -> Iterator[None]:
-    """What is written to the terminal appears in ours."""
+    """Copy what is written to the pty to our terminal."""
     termios.tcsetwinsize(pty.theirs, (err.height, err.width))
     copier = threading.Thread(target=_copy, args=(pty.ours, bar), daemon=True)
     copier.start()
@@ -100,7 +99,7 @@ def _copied(pty: Terminal, bar: _Bar) -> Iterator[None]:
 
 def _copy(source: int, bar: _Bar) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    begun = ""  # a line that has not ended
+    begun = ""  # an unfinished line
     while True:
         if begun and not bar.drawn and not select.select([source], [], [], UNFINISHED_S)[0]:
             begun = _show(begun, bar, unfinished=True)
@@ -113,12 +112,12 @@ def _copy(source: int, bar: _Bar) -> None:
 
 
 def _show(text: str, bar: _Bar, *, unfinished: bool = False) -> str:
-    """Write the lines of a text that have ended, and the last one if that may be unfinished; what is left of it."""
+    """Write the finished lines of a text, with ``unfinished`` the last one too. Return the rest."""
     with bar.lock:
         if bar.drawn:
             *lines, begun = text.split("\n")
             if lines:
-                # Of a line that was written over and over, the last.
+                # A line that was overwritten with carriage returns: keep its last version.
                 shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
                 err.print(Text.from_ansi("\n".join(shown)))
             return begun
@@ -128,10 +127,10 @@ def _show(text: str, bar: _Bar, *, unfinished: bool = False) -> str:
 
 
 def _read(source: int) -> bytes:
-    """What there is; nothing at the end."""
+    """The next bytes; empty at the end."""
     try:
         return os.read(source, 65536)
-    except OSError:  # the last who could write is gone
+    except OSError:  # the last writer is gone
         return b""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,40 +14,36 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.loading import engine_in_terminal
-from microscale.cli.nodes import (
-    MASTER_PORT,
-    MasterAddrOption,
-    MasterPortOption,
-    NnodesOption,
-    NodeRankOption,
-    Ranks,
-    RankSecretOption,
-    nodes_of,
-    run_node,
-    under_torchrun,
-)
 from microscale.cli.options import (
     MODEL_HELP,
+    BackendOption,
+    BlockSizeOption,
+    DeviceOption,
+    DtypeOption,
     KernelCacheOption,
     KvCacheDtypeOption,
     LayerFormatOption,
+    LoadFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
+    OverridesOption,
     PrecisionOption,
     ReserveOption,
     SpeculativeOption,
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    parse_overrides,
     reserve_in_bytes,
 )
-from microscale.cli.overrides import parse_overrides
 from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
+from microscale.errors import BadSetting
 from microscale.models import embedded
 from microscale.models.config import LoadFormat
+from microscale.parallel.handshake import Nodes, read_secret
 from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
 
 if TYPE_CHECKING:
@@ -65,7 +61,7 @@ def serve(
         list[str] | None, typer.Option(help="The model's name in requests and replies. Repeatable. Default: MODEL.")
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Visible in `ps`.")
+        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. It is visible in `ps`.")
     ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one per line.")] = None,
     allowed_host: Annotated[
@@ -84,15 +80,11 @@ def serve(
         bool, typer.Option("--strict-requests", help="Refuse unknown keys in requests instead of ignoring them.")
     ] = False,
     tokenizer: Annotated[str | None, typer.Option(help="The folder of tokenizer.json. Default: the model's.")] = None,
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights in the model's shapes and needs no files.")
-    ] = LoadFormat.AUTO,
-    hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that overrides keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Activations: auto, float32 or bfloat16.")] = "auto",
-    backend: Annotated[str | None, typer.Option(help="One implementation for every op that has it.")] = None,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
@@ -108,25 +100,29 @@ def serve(
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")] = False,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    block_size: Annotated[int, typer.Option(help="Tokens in one page of the KV cache.", min=1)] = 16,
+    block_size: BlockSizeOption = 16,
     seed: Annotated[int, typer.Option(help="Seed for dummy weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
-    nnodes: NnodesOption = 1,
-    node_rank: NodeRankOption = 0,
-    master_addr: MasterAddrOption = "",
-    master_port: MasterPortOption = MASTER_PORT,
-    rank_secret_file: RankSecretOption = None,
+    nnodes: Annotated[int, typer.Option(help="Number of machines that share the model: docs/parallel.md.", min=1)] = 1,
+    node_rank: Annotated[int, typer.Option(help="Number of this machine. 0 serves, the others compute.", min=0)] = 0,
+    master_addr: Annotated[str, typer.Option(help="Address at which the other machines reach machine 0.")] = "",
+    master_port: Annotated[
+        int, typer.Option(help="Port at which machine 0 waits for the others.", min=1, max=65535)
+    ] = 29501,
+    rank_secret_file: Annotated[Path | None, typer.Option(help="File with a secret that all machines share.")] = None,
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that open requests may take after SIGTERM.", min=0)
     ] = 30.0,
-    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric; vllm matches its dashboards.")] = (
+    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
         "microscale"
     ),
     max_body_bytes: Annotated[int, typer.Option(help="Maximum bytes of a request.")] = DEFAULTS.max_body_bytes,
-    max_header_bytes: Annotated[int, typer.Option(help="Maximum bytes of its headers.")] = DEFAULTS.max_header_bytes,
+    max_header_bytes: Annotated[
+        int, typer.Option(help="Maximum bytes of a request's headers.")
+    ] = DEFAULTS.max_header_bytes,
     max_n: Annotated[int, typer.Option(help="Maximum n of one request.")] = DEFAULTS.max_n,
     max_choices: Annotated[int, typer.Option(help="Maximum number of prompts times n.")] = DEFAULTS.max_choices,
     max_stop_strings: Annotated[int, typer.Option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
@@ -150,20 +146,20 @@ def serve(
         float, typer.Option(help="Seconds that a request may take to arrive.")
     ] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that a client may leave its socket unread.")
+        float, typer.Option(help="Seconds for which a client may stop reading.")
     ] = DEFAULTS.write_timeout_s,
     max_unread_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens that a client may fall behind.")
+        int, typer.Option(help="Maximum number of tokens by which a client may fall behind.")
     ] = DEFAULTS.max_unread_tokens,
 ) -> None:
-    """Serve a model with OpenAI's API. Without a MODEL this serves the embedded one, a toy to try it with."""
-    given = locals()  # options have the names of the limits; a test holds them together
+    """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the embedded one, which is a toy."""
+    given = locals()  # options have the names of the limits, which a test checks
     limits = RequestLimits(**{name: given[name] for name in RequestLimits.__dataclass_fields__})
     env = settings.load()
     launched = settings.torchrun()
     if launched is None:
         nodes = nodes_of(nnodes, node_rank, master_addr, master_port, rank_secret_file)
-        ranks = Ranks(tensor_parallel_size, nodes, node_rank)
+        ranks = RankLayout(tensor_parallel_size, nodes, node_rank)
     else:
         ranks = under_torchrun(launched, rank_secret_file)
     if ranks.nodes is not None and ranks.node_rank:
@@ -203,7 +199,7 @@ def serve(
     origins = read_origins(allowed_origin or [], has_keys=bool(keys))
     if not keys and host not in LOOPBACK:
         err.print(
-            f"[yellow]Anybody who reaches {escape(host)} can use this server:[/] set --api-key-file to prevent it."
+            f"[yellow]Anyone who can reach {escape(host)} can use this server:[/] set --api-key-file to prevent that."
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
@@ -213,11 +209,9 @@ def serve(
             end_loading()
             announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
-        serving = importlib.import_module("microscale.cli.serving")  # takes a second, in which the engine imports torch
-        found: Tokenizer = serving.find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy)
         options = ServeOptions(
             engine=config,
-            tokenizer=found,
+            tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
             names=names,
             host=host,
             port=port,
@@ -232,14 +226,89 @@ def serve(
             launch=launch,
             on_ready=on_ready,
         )
-        status: int = serving.run(options)
-        sys.exit(status)
+        sys.exit(run_server(options))
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How many ranks share the model, on which machines, and on which of them this process runs."""
+
+    world: int
+    nodes: Nodes | None
+    node_rank: int
+    local_rank: int | None = None
+    """Number of the GPU, under torchrun."""
+
+
+def nodes_of(nnodes: int, node_rank: int, master_addr: str, master_port: int, secret: Path | None) -> Nodes | None:
+    """The machines if there are several. Wrong options are refused before anything starts."""
+    if nnodes == 1:
+        if node_rank or master_addr or secret is not None:
+            raise BadSetting("--node-rank, --master-addr and --rank-secret-file need --nnodes 2 or more.")
+        return None
+    if node_rank >= nnodes:
+        raise BadSetting(f"--node-rank {node_rank} is not below --nnodes {nnodes}.")
+    if not master_addr:
+        raise BadSetting("--nnodes needs --master-addr, the address at which the other machines reach machine 0.")
+    if secret is None:
+        raise BadSetting(
+            "--nnodes needs --rank-secret-file, a file with the same secret on all machines; "
+            "`openssl rand -hex 32` makes one."
+        )
+    read_secret(secret)
+    return Nodes(nnodes, master_addr, master_port, str(secret.absolute()))
+
+
+def under_torchrun(launched: settings.Torchrun, secret: Path | None) -> RankLayout:
+    """Each process of torchrun is one rank, as if it had a machine of its own. The port is the one after torchrun's."""
+    if launched.world == 1:
+        return RankLayout(1, None, 0)
+    nodes = nodes_of(launched.world, launched.rank, launched.address, launched.port + 1, secret)
+    return RankLayout(launched.world, nodes, launched.rank, launched.local_rank)
+
+
+def run_node(model: str, ranks: RankLayout, nodes: Nodes, device: str) -> int:
+    """Compute on a machine other than machine 0. Only the ranks import torch."""
+    from microscale.engine.ranks import processes
+
+    if ranks.world % nodes.count:
+        raise BadSetting(
+            f"--tensor-parallel-size {ranks.world} ranks cannot be spread evenly over --nnodes {nodes.count}."
+        )
+    gpu = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
+    return processes.run_node(model, ranks.world, nodes, ranks.node_rank, gpu)
+
+
+def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
+    """The tokenizer of a folder or a hub id. Random weights of a preset get a tokenizer of bytes.
+
+    The engine knows the presets and refuses other names; here a preset is whatever cannot be anything else.
+    """
+    from microscale.models import hub
+    from microscale.text.byte_tokenizer import byte_tokenizer
+    from microscale.text.tokenizer import Tokenizer
+
+    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
+        return byte_tokenizer()
+    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+
+
+def run_server(options: ServeOptions) -> int:
+    """Serve until the end. The imports take a second, in which the engine process imports torch."""
+    import asyncio
+
+    import uvloop
+
+    from microscale.server.run import serve as run
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(options))
 
 
 def warning(model: str, *, is_dummy: bool) -> str:
     """A warning about a model that cannot give useful answers."""
     if is_dummy:
-        return "[yellow]The weights are random:[/] what this model says means nothing."
+        return "[yellow]The weights are random:[/] the answers mean nothing."
     if model == embedded.NAME:
         return f"[yellow]This is {embedded.ABOUT}.[/] A real model: microscale serve openai/gpt-oss-20b"
     return ""

@@ -1,4 +1,4 @@
-"""``microscale warm``: a model's kernels into the cache, before any server starts."""
+"""``microscale warm``: compile a model's kernels before any server starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from rich.markup import escape
 
 from microscale import settings
 from microscale.cli.bars import progress_bar
-from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import err, out, print_json
 from microscale.cli.options import (
+    BackendOption,
+    BlockSizeOption,
+    CardOption,
     KernelCacheOption,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
+    PlannedModelArgument,
     PrecisionOption,
     SpeculativeOption,
 )
@@ -33,13 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done."""
+    """What ``warm`` did."""
 
     model: str
     gpu: str
     kernels: int
     compiled: int
-    """Of ``kernels``: now. The others were there."""
+    """How many of ``kernels`` were compiled now; the others were in the cache."""
     failed: list[str]
     """Name and reason of each kernel that does not compile."""
     seconds: float
@@ -54,21 +57,23 @@ def warm(
     layer_format: LayerFormatOption = None,
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
-    backend: Annotated[str | None, typer.Option(help="One implementation for every op that has it.")] = None,
+    backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
-    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
+    block_size: BlockSizeOption = 16,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Maximum tokens in one step of the server; any number without.", min=1)
+        int | None, typer.Option(help="Maximum number of tokens in one step of the server. Default: any number.", min=1)
     ] = None,
     speculative_config: SpeculativeOption = None,
     kernel_cache: KernelCacheOption = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; what cores and memory allow without.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Compiler processes. Default: as cores and memory allow.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Compile every kernel that a model may launch, so that a server which starts later compiles nothing.
+    """Compile every kernel that a model may launch, so that a server that starts later compiles nothing.
 
-    No weights and no GPU are needed: microscale warm openai/gpt-oss-20b --gpu gb10 fills the cache of an image for a
-    DGX Spark, by the Python that the image will run. The exit status is 1 when a kernel does not compile.
+    This needs no weights and no GPU. `microscale warm openai/gpt-oss-20b --gpu gb10` fills the cache of an image for a
+    DGX Spark; run it with the Python of that image. The exit status is 1 if a kernel does not compile.
     """
     from microscale import hardware
     from microscale.engine.loading.drafting import open_head, prepare_head
@@ -85,7 +90,7 @@ def warm(
     env = settings.load()
     card = hardware.detect() if gpu is None else hardware.known(gpu)
     if card.is_cpu:
-        raise BadSetting(f"There is no GPU here; name the card with --gpu: {', '.join(hardware.KNOWN)}.")
+        raise BadSetting(f"This machine has no GPU; name a card with --gpu: {', '.join(hardware.KNOWN)}.")
     setup = Setup(
         card,
         Activations.BF16,
@@ -109,7 +114,7 @@ def warm(
 
 
 def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_workers: int) -> Summary:
-    """Compile what the cache in use lacks."""
+    """Compile the kernels that the cache lacks."""
     from triton.backends.compiler import GPUTarget
 
     from microscale.hardware import WARP_SIZE
@@ -118,12 +123,12 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
 
     began = time.monotonic()
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
-    lacking = missing(kernels, target)
+    uncached = missing(kernels, target)
     failed: list[str] = []
     compiled = 0
     with progress_bar(f"Compiling for {gpu.name}") as (start, advance):
-        start(len(lacking))
-        for result in run_job(CompileJob(lacking, target, folder, num_workers)):
+        start(len(uncached))
+        for result in run_job(CompileJob(uncached, target, folder, num_workers)):
             if result.error is not None:
                 failed.append(f"{result.name}: {result.error}")
             if result.kernel is not None:
@@ -137,10 +142,10 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
 def show(summary: Summary) -> None:
     for failure in summary.failed:
         err.print(f"[red]failed[/] {escape(failure)}", soft_wrap=True)
-    there = summary.kernels - summary.compiled - len(summary.failed)
+    cached = summary.kernels - summary.compiled - len(summary.failed)
     out.print(
         f"{summary.model} on {summary.gpu}: {summary.kernels} kernels, {summary.compiled} compiled in "
-        f"{summary.seconds} s, {there} were there. The cache in {summary.folder} holds {summary.cache_mb} MB.",
+        f"{summary.seconds} s, {cached} were in the cache. {summary.folder} holds {summary.cache_mb} MB.",
         soft_wrap=True,
         markup=False,
     )

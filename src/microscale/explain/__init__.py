@@ -1,6 +1,6 @@
-"""``microscale explain``: for a model on a GPU, which kernel runs each layer and why, what fits, how fast it will be.
+"""``microscale explain``: which kernels run a model on a GPU and why, what fits, and how fast it will be.
 
-No weights and no GPU are needed: a preset or a config.json, and a card from the table or the one of this machine.
+It needs a preset or a config.json, and a known card or this machine's; no weights and no GPU.
 """
 
 from microscale.explain.report import Question, Report, explain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from microscale import hardware
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_size, refusal
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.usable import usable_memory
 from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Phase, Point, make_points, preset_name
 from microscale.engine.step_times import StepPart, StepTimes
 from microscale.errors import BadSetting
-from microscale.explain.ranks import JoinedPoint, with_sums
-from microscale.explain.shared_memory import beside
-from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
-from microscale.hardware.links import CardLink, link_between
+from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_draft_source
+from microscale.hardware.links import CardLink, Wait, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
+from microscale.hardware.unified import PAGE_CACHE, System, systems
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
@@ -38,11 +38,11 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked. Names follow the command line's options."""
+    """The arguments of ``explain``, named like the options of the command line."""
 
     model: str
     gpu: str | None = None
-    """A known card; ``None``: the one of this machine."""
+    """A known card; ``None``: this machine's."""
     precision: Precision = EXACT
     preference: Preference = field(default_factory=Preference)
     context: int | None = None
@@ -50,13 +50,73 @@ class Question:
     batch: int = 1
     utilization: float = 0.9
     reserve: int | None = None
-    """Bytes that stay with the system where it shares its memory."""
+    """Bytes to leave to the system on a GPU with unified memory."""
     speculative: str | None = None
-    """Who drafts: ``ngram``, ``eagle3``, a draft head's folder or hub id, or the JSON of ``--speculative-config``;
-    ``None``: nobody."""
+    """``ngram``, ``eagle3``, a draft head's folder or hub id, or the JSON of ``--speculative-config``."""
     offline: bool = False
     tensor_parallel_size: int = 1
-    """Ranks that share the model, each on such a card. The report is on the first of them, which holds most."""
+    """Ranks that share the model, each on its own card. The report is on the first rank, which holds most."""
+
+
+@dataclass(frozen=True)
+class JoinedPoint:
+    """A point of one rank together with its sums over all ranks, which wait for the link."""
+
+    point: Point
+    wait: Wait
+    """The time of one sum."""
+    tok_s: float
+    low: float
+    high: float
+    """Covers the published times of a sum, and the rank's own interval if it has one."""
+
+    def to_json(self) -> dict[str, Any]:
+        own = self.point.to_json()
+        case = {name: own[name] for name in ("batch", "context", "tokens") if name in own}
+        figures = {"sum_us": self.wait.us, "tok_s": self.tok_s, "low": self.low, "high": self.high}
+        return case | {name: round(value, 1) for name, value in figures.items()}
+
+
+def with_sums(point: Point, link: CardLink, world: int, sums: int, row_bytes: int, step_tokens: int) -> JoinedPoint:
+    """``sums`` per step, each of ``row_bytes`` for every token. A prompt runs in steps of ``step_tokens``."""
+    tokens = point.context if point.kind is Phase.PREFILL else point.batch
+    steps, rest = divmod(tokens, step_tokens)
+    waits = [link.wait(step_tokens * row_bytes, world)] * steps + [link.wait(rest * row_bytes, world)] * bool(rest)
+    fast_us, slow_us = sums * sum(wait.low for wait in waits), sums * sum(wait.high for wait in waits)
+
+    def rate(own: float | None, sums_us: float) -> float:
+        own_us = point.us if own is None else tokens / own * 1e6
+        return tokens / (own_us + sums_us) * 1e6
+
+    middle = rate(None, (fast_us + slow_us) / 2)
+    return JoinedPoint(point, waits[0], middle, rate(point.low, slow_us), rate(point.high, fast_us))
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """What fits next to the system on a card with unified memory."""
+
+    system: System
+    usable: int
+    max_context: int
+    """For one sequence; 0 if the model does not fit."""
+    max_sequences: int
+
+    def to_json(self) -> dict[str, Any]:
+        figures = {"usable": self.usable, "max_context": self.max_context, "max_sequences": self.max_sequences}
+        return {**asdict(self.system), "page_cache": PAGE_CACHE, **figures}
+
+
+def shared_memory(memory: Memory) -> Iterator[SharedMemory]:
+    """One for each way to run the machine; none if the free memory of this machine was measured."""
+    if memory.available is not None:
+        return
+    work = memory.workload
+    for system in systems(memory.gpu):
+        free = memory.gpu.memory_bytes - system.takes - PAGE_CACHE
+        usable, _ = usable_memory(memory.gpu, work.utilization, free, work.reserve)
+        left = replace(memory, usable=usable, available=free)
+        yield SharedMemory(system, usable, left.max_context, left.max_sequences)
 
 
 @dataclass(frozen=True)
@@ -69,15 +129,15 @@ class Report:
     plan: Plan
     memory: Memory
     parts: tuple[StepPart[Estimate], ...]
-    """The layer kinds of the question's decoding step."""
+    """The layer kinds of a decoding step at the batch and context of the question."""
     points: tuple[Point, ...]
-    """Speeds at several batch sizes, contexts and prompts; those of the question are among them."""
+    """Speeds at several batch sizes, contexts and prompts, including those of the question."""
     published: tuple[Published, ...]
-    """What others say of their engines, on this kind of card."""
+    """Published figures of other engines on this kind of card."""
     refusal: str | None
-    """Why the model does not fit and what would help; ``None`` where it fits."""
+    """Why the model does not fit and what would help; ``None`` if it fits."""
     drafts: DraftsReport | None = None
-    """Whether drafts are worth it, where that was asked."""
+    """Whether drafts are worth it, with ``--speculative``."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,14 +149,14 @@ class Report:
                 "bytes": self.memory.by_kind(),
                 "max_context": self.memory.max_context,
                 "max_sequences": self.memory.max_sequences,
-                "beside_system": [entry.to_json() for entry in beside(self.memory)],
+                "beside_system": [entry.to_json() for entry in shared_memory(self.memory)],
             },
             "predicted": self._predicted(),
             **({} if self.drafts is None else {"speculative": self.drafts.to_json()}),
         } | self._ranks()
 
     def _ranks(self) -> dict[str, Any]:
-        """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
+        """The sums of a model on several ranks; the rest of the report is for one rank without them."""
         if self.question.tensor_parallel_size == 1:
             return {}
         ranks = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
@@ -106,12 +166,12 @@ class Report:
 
     @property
     def link(self) -> CardLink | None:
-        """Between such cards; ``None`` for one rank, and on a CPU."""
+        """The link between such cards; ``None`` for one rank, and on a CPU."""
         return None if self.question.tensor_parallel_size == 1 else link_between(self.setup.gpu)
 
     @property
     def joined_points(self) -> list[JoinedPoint]:
-        """What the ranks reach together."""
+        """The speeds of all ranks together."""
         link = self.link
         row_bytes = self.outline.hidden * self.setup.activation_size
         how = (self.question.tensor_parallel_size, self.sums_a_step, row_bytes, STEP_TOKENS)
@@ -119,16 +179,15 @@ class Report:
 
     @property
     def sums_a_step(self) -> int:
-        """Over all ranks: after attention and after the experts of each layer."""
+        """Each layer has one sum after attention and one after the experts."""
         return 2 * sum(layers.count for layers in self.outline.cached)
 
     def _predicted(self) -> dict[str, Any]:
-        asked, prompt = self.asked, self.prompt
         read = reach(self.setup.gpu)
         return {
-            "decode_tok_s": round(asked.tok_s, 1),
-            "decode_ceiling_tok_s": round(asked.ceiling, 1),
-            "prefill_tok_s": round(prompt.tok_s, 1),
+            "decode_tok_s": round(self.asked.tok_s, 1),
+            "decode_ceiling_tok_s": round(self.asked.ceiling, 1),
+            "prefill_tok_s": round(self.prompt.tok_s, 1),
             "interval": 0.9,
             "decode": [point.to_json() for point in self.points if point.kind is Phase.DECODE],
             "prefill": [point.to_json() for point in self.points if point.kind is Phase.PREFILL],
@@ -166,7 +225,7 @@ def explain(question: Question) -> Report:
     setup = Setup(gpu, activations, question.preference, question.precision)
     head, drafter = None, None
     if question.speculative is not None:
-        drafter = read_drafter(question.speculative)
+        drafter = read_draft_source(question.speculative)
         opened = find_head(drafter, question.model, config, offline=question.offline)
         head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)

@@ -31,45 +31,45 @@ from microscale.planning.plan import Setup
 SEQUENCES = (1, 4, 16, 64)
 DRAFTS = range(8)
 LENGTHS = (2.0, 2.5, 3.0)
-"""Tokens that a step gives: acceptance lengths, as the publishers of heads count them."""
+"""Acceptance lengths (tokens per step), as publishers of draft heads report them."""
 COUNTED_AT = 3
-"""Drafts with which publishers count them."""
+"""Number of drafts in those published figures."""
 NGRAM, EAGLE3 = "ngram", "eagle3"
 STEP_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Drafter:
-    """Who drafts, as ``--speculative`` says."""
+class DraftSource:
+    """Where drafts come from, by ``--speculative``."""
 
     name: str
     """``ngram``, ``eagle3``, or a draft head's folder or hub id."""
     config: SpeculativeConfig | None = None
-    """Where it says all that ``--speculative-config`` takes."""
+    """If ``--speculative`` is the JSON of ``--speculative-config``."""
 
     @property
     def formats(self) -> HeadFormats:
-        """Of a head."""
+        """The formats of a draft head."""
         return OWN_FORMATS if self.config is None else self.config.head_formats
 
     @property
     def drafts(self) -> range:
-        """Drafts of a sequence, by which steps are told."""
+        """The numbers of drafts per sequence that the report shows."""
         return DRAFTS if self.config is None else range(self.config.num_speculative_tokens + 1)
 
     @property
     def counted_at(self) -> int:
-        """Drafts that memory is counted with."""
+        """Drafts per sequence in the memory estimate."""
         return COUNTED_AT if self.config is None else self.config.num_speculative_tokens
 
 
-def read_drafter(text: str) -> Drafter:
-    """A name, or what ``--speculative-config`` takes."""
+def read_draft_source(text: str) -> DraftSource:
+    """Read a name, or the JSON of ``--speculative-config``."""
     if not text.lstrip().startswith("{"):
-        return Drafter(text)
+        return DraftSource(text)
     config = parse_config(text)
-    assert config is not None  # there is a text
-    return Drafter(config.model or config.method, config)
+    assert config is not None  # only an empty option gives None
+    return DraftSource(config.model or config.method, config)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DraftedStep:
     us: float
     """Verifying, drafting, and what happens between two steps."""
     experts: float | None
-    """Expected number of experts that a layer uses; ``None`` where the model has none."""
+    """Expected number of experts that a layer uses; ``None`` if the model has none."""
 
     @property
     def tokens(self) -> int:
@@ -94,8 +94,11 @@ class DraftedStep:
 def drafted_steps(
     shape: Outline, plan: Plan, setup: Setup, costs: DraftCosts, sequences: int, drafts: Iterable[int], context: int
 ) -> list[DraftedStep]:
-    """One step for each number of drafts, after ``context`` tokens of each sequence. Drafts read the keys of their
-    sequence together with its next token, so they cost as much after a long context as after a short one."""
+    """One step for each number of drafts, after ``context`` tokens per sequence.
+
+    Attention reads a sequence's keys once for its next token and all its drafts, so the cost of drafts does not depend
+    on the context.
+    """
     us, short_us = (
         predict(shape, plan, setup, Phase.DECODE, sequences, tokens, STEP_TOKENS).us
         for tokens in (context, min(SHORT_CONTEXT, context))
@@ -117,13 +120,13 @@ class Best:
     """The best number of drafts for a drafter of one quality."""
 
     acceptance_length: float
-    """That it has with ``COUNTED_AT`` drafts."""
+    """With ``COUNTED_AT`` drafts."""
     acceptance: float
-    """Of a token after accepted ones."""
+    """Probability that a token is accepted after accepted ones."""
     step: DraftedStep
     tok_s: float
     speedup: float
-    """Against no drafts."""
+    """Relative to no drafts."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -137,10 +140,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Batch:
-    """So many sequences that decode together."""
+    """The steps of one number of sequences that decode together."""
 
     steps: tuple[DraftedStep, ...]
-    """By the drafts of each, from none on."""
+    """By the number of drafts, starting with 0."""
 
     @property
     def alone(self) -> DraftedStep:
@@ -151,16 +154,16 @@ class Batch:
         return self.alone.sequences
 
     def ratio(self, step: DraftedStep) -> float:
-        """What a step costs against one without drafts."""
+        """The cost of a step relative to one without drafts."""
         return step.us / self.alone.us
 
-    def pays_from(self, step: DraftedStep) -> float | None:
-        """The acceptance from which on a step is faster than one without drafts; ``None``: never."""
+    def break_even(self, step: DraftedStep) -> float | None:
+        """The acceptance above which a step is worth it; ``None`` if it never is."""
         return acceptance_for(max(self.ratio(step), 1.0), step.drafts) if step.drafts else 0.0
 
     @staticmethod
     def tok_s(step: DraftedStep, length: float) -> float | None:
-        """If a step gives each sequence so many tokens; ``None`` where it cannot."""
+        """If a step gives each sequence ``length`` tokens; ``None`` if it cannot."""
         return step.sequences * length / step.us * 1e6 if length <= step.drafts + 1 else None
 
     def best(self, length: float) -> Best:
@@ -179,7 +182,7 @@ class Batch:
         }
 
     def _step(self, step: DraftedStep) -> dict[str, Any]:
-        pays = self.pays_from(step)
+        break_even = self.break_even(step)
         rates = {str(length): self.tok_s(step, length) for length in LENGTHS}
         return {
             "drafts": step.drafts,
@@ -187,7 +190,7 @@ class Batch:
             "us": round(step.us, 1),
             "ratio": round(self.ratio(step), 3),
             "experts": None if step.experts is None else round(step.experts, 1),
-            "pays_from_acceptance": None if pays is None else round(pays, 3),
+            "pays_from_acceptance": None if break_even is None else round(break_even, 3),
             "tok_s_at_acceptance_length": {name: rate and round(rate, 1) for name, rate in rates.items()},
         }
 
@@ -196,14 +199,14 @@ class Batch:
 class DraftsReport:
     """The answer to ``--speculative``."""
 
-    drafter: Drafter
+    drafter: DraftSource
     context: int
     batches: tuple[Batch, ...]
     published: tuple[PublishedDrafts, ...]
     ranks: int = 1
-    """That share the model; the steps are of one of them."""
+    """Ranks that share the model; the steps are those of one rank."""
     head: Plan | None = None
-    """Which kernels run the drafter, where it is a model."""
+    """The kernels of a draft head."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -215,8 +218,8 @@ class DraftsReport:
         }
 
 
-def find_head(drafter: Drafter, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
-    """The head that drafts; ``None`` where the drafter is no model."""
+def find_head(drafter: DraftSource, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
+    """The draft head; ``None`` for ``ngram``."""
     name = drafter.name
     if name == NGRAM:
         return None
@@ -226,17 +229,15 @@ def find_head(drafter: Drafter, model: str, config: ModelConfig, *, offline: boo
     if name == EAGLE3 and model == embedded.NAME:
         head = str(embedded.DRAFT_HEAD)
     elif name == EAGLE3 and head not in PRESETS:
-        raise BadSetting(
-            f"--speculative {EAGLE3}: no shape of a head for {model} is known here; name a head's folder or hub id."
-        )
+        raise BadSetting(f"--speculative {EAGLE3}: no draft head for {model} is known; give a head's folder or hub id.")
     return open_head_weights(head, config, offline=offline)
 
 
 def explain_drafts(
-    drafter: Drafter, shape: Outline, plan: Plan, setup: Setup, context: int, head: PreparedHead | None,
+    drafter: DraftSource, shape: Outline, plan: Plan, setup: Setup, context: int, head: PreparedHead | None,
     fits: Callable[[int, int], bool], ranks: int = 1,
 ) -> DraftsReport:  # fmt: skip
-    """For all batches whose sequences fit. With several ranks, the host reads every step with drafts."""
+    """The report for all batches that fit. With several ranks the host reads every step with drafts."""
     costs = draft_costs(shape, plan, setup, head, on_device=head is not None and ranks == 1)
     batches = [
         Batch(tuple(drafted_steps(shape, plan, setup, costs, sequences, drafter.drafts, context)))

@@ -20,21 +20,22 @@ def draft_lines(report: DraftsReport) -> Iterator[str]:
         yield from _head(report.head)
     for line in textwrap.wrap(
         "K drafts of each sequence are verified in one step. Acceptance: the chance of a drafted token after accepted "
-        "ones. Tokens per second where a step gives each sequence so many tokens.",
+        "ones. Break-even: the acceptance above which drafts are faster. At 2, 2.5 and 3: tokens per second if a step "
+        "gives each sequence that many tokens.",
         WIDTH - 2,
     ):
         yield f"  {line}"
     for batch in report.batches:
         yield from _table(batch)
     if report.ranks > 1:
-        more = "" if report.head is None else ", and of a head one sum more for each pass"
-        text = f"these steps are one rank's own time of {report.ranks}: each has its sums beside it{more}"
+        more = "" if report.head is None else ", of which a head has one more for each pass"
+        text = f"these steps are the time of one of {report.ranks} ranks, without its sums{more}"
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield from _others(report)
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    """In which formats the head's layers are held, and why some are not in the one that was asked for."""
+    """The formats of the head's layers, and why some are not in the requested one."""
     by_format: dict[str, list[str]] = {}
     kept: list[str] = []
     for op, layer in plan.layers():
@@ -42,8 +43,8 @@ def _head(plan: Plan) -> Iterator[str]:
         if op == "dense":
             by_format.setdefault(decision.spec.weight_format, []).append(layer)
             kept += [f"{each.name} {each.reason}" for each in decision.rejected if each.name in FORMATS]
-    held = "; ".join(f"{', '.join(layers)} in {name}" for name, layers in by_format.items())
-    for text in (f"the head: {held}", *kept):
+    formats = "; ".join(f"{', '.join(layers)} in {name}" for name, layers in by_format.items())
+    for text in (f"the head: {formats}", *kept):
         lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
         yield from (escape(line) for line in lines)
 
@@ -51,24 +52,25 @@ def _head(plan: Plan) -> Iterator[str]:
 def _table(batch: Batch) -> Iterator[str]:
     size = "1 sequence" if batch.sequences == 1 else f"{batch.sequences} sequences"
     lengths = "".join(f"{f'at {length:g}':>8}" for length in LENGTHS)
-    yield f"  {size + ':':<13} {'K':>3} {'step us':>9} {'x':>6} {'experts':>8} {'pays from':>10}{lengths}"
+    yield f"  {size + ':':<13} {'K':>3} {'step us':>9} {'x':>6} {'experts':>8} {'break-even':>10}{lengths}"
     for step in batch.steps:
-        pays = batch.pays_from(step)
-        said = "" if not step.drafts else "never" if pays is None else f"{pays:.0%}"
+        even = batch.break_even(step)
+        acceptance = "" if not step.drafts else "never" if even is None else f"{even:.0%}"
         rates = (batch.tok_s(step, length) for length in LENGTHS)
         cells = "".join(f"{'' if rate is None else rate_text(rate):>8}" for rate in rates)
         if not step.drafts:
             cells = f"{rate_text(step.sequences / step.us * 1e6):>8} without drafts"
         experts = "" if step.experts is None else f"{step.experts:.1f}"
-        yield f"{step.drafts:>19} {step.us:>9.0f} {batch.ratio(step):>6.2f} {experts:>8} {said:>10}{cells}".rstrip()
+        ratio = batch.ratio(step)
+        yield f"{step.drafts:>19} {step.us:>9.0f} {ratio:>6.2f} {experts:>8} {acceptance:>10}{cells}".rstrip()
     yield from _sentences(batch)
 
 
 def _sentences(batch: Batch) -> Iterator[str]:
     step = batch.steps[min(COUNTED_AT, len(batch.steps) - 1)]
-    pays = batch.pays_from(step)
-    told = "never pays" if pays is None else f"pays from an acceptance of {pays:.0%} on"
-    yield f"    at K = {step.drafts} a step costs {batch.ratio(step):.2f} x; {told}"
+    even = batch.break_even(step)
+    verdict = "is never faster" if even is None else f"is faster above an acceptance of {even:.0%}"
+    yield f"    at K = {step.drafts} a step costs {batch.ratio(step):.2f} x; it {verdict}"
     parts = []
     for length in LENGTHS:
         best = batch.best(length)

@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from microscale.engine.predictions import Basis, Phase, Point
 from microscale.engine.step_times import total
-from microscale.explain.ranks import JoinedPoint
-from microscale.explain.report import Report
+from microscale.explain.report import JoinedPoint, Report
 from microscale.hardware.reach import reach
 from microscale.planning.plan import uncapturable
 
@@ -18,9 +17,9 @@ WIDTH = 80
 CELL = 21
 MOST_PUBLISHED = 3
 BASES = {
-    Basis.MEASURED: "measured here: this model on this kind of card",
-    Basis.FITTED: "fitted: kernels measured on an H200, this card's rates",
-    Basis.ESTIMATE: "an estimate: bytes and operations over this card's rates",
+    Basis.MEASURED: "measured: this model on this kind of card",
+    Basis.FITTED: "fitted: kernels measured on an H200, adjusted to this card's rates",
+    Basis.ESTIMATE: "estimate: bytes and operations divided by this card's rates",
 }
 
 
@@ -49,17 +48,17 @@ def _decode_table(
     """``points``: by context and batch."""
     yield "  " + f"{title:<13}" + "".join(f"{_sequences(batch):>{CELL}}" for batch in batches)
     for context in sorted({context for context, _ in points}):
-        found = [points.get((context, batch)) for batch in batches]
-        cells = ("does not fit" if point is None else _cell(point) for point in found)
+        row = [points.get((context, batch)) for batch in batches]
+        cells = ("does not fit" if point is None else _cell(point) for point in row)
         yield f"  {context:<13}" + "".join(f"{cell:>{CELL}}" for cell in cells)
 
 
 def _ranks(report: Report) -> Iterator[str]:
-    """What the figures above leave out of a model on several ranks, and the figures with it."""
+    """For a model on several ranks: the sums that the figures above leave out, and the figures with them."""
     ranks, sums = report.question.tensor_parallel_size, report.sums_a_step
     if ranks == 1:
         return
-    text = f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks"
+    text = f"these are the times of one rank. A step also has {sums} sums over {ranks} ranks"
     link = report.link
     if link is not None:
         text += f", which wait for the link ({link.what}; {link.source}, {link.date})"
@@ -77,7 +76,7 @@ def _ranks(report: Report) -> Iterator[str]:
 
 
 def _columns(report: Report, decode: list[Point]) -> list[int]:
-    """Three batch sizes, that of the question among them."""
+    """Three batch sizes, including that of the question."""
     batches = sorted({point.batch for point in decode})
     asked = report.question.batch
     others = [batch for batch in batches if batch != asked]
@@ -89,7 +88,7 @@ def _sequences(batch: int) -> str:
 
 
 def _bound(report: Report) -> Iterator[str]:
-    """What the bytes of a step allow, and where its time goes."""
+    """The ceiling of a step, and where its time goes."""
     gpu, step, asked = report.setup.gpu, total(report.parts), report.asked
     read = reach(gpu)
     yield (
@@ -117,7 +116,7 @@ def _indented(text: str) -> list[str]:
 
 
 def _others(report: Report) -> Iterator[str]:
-    """What others publish, those of one source together; the JSON has each figure."""
+    """Published figures of others, grouped by source; the JSON has each figure."""
     by_source: dict[tuple[str, str, str], list[str]] = {}
     for row in report.published:
         what = f"{row.batch} x {row.context}" if row.kind == "decode" else f"prefill {row.context}"

@@ -9,8 +9,7 @@ from dataclasses import replace
 from rich.markup import escape
 
 from microscale.engine.loading.fit import gib
-from microscale.explain.report import Report
-from microscale.explain.shared_memory import beside
+from microscale.explain.report import Report, shared_memory
 from microscale.explain.speculative_text import draft_lines
 from microscale.explain.speed_text import WIDTH, prediction_lines
 from microscale.hardware import GIB
@@ -18,7 +17,7 @@ from microscale.hardware.unified import PAGE_CACHE
 from microscale.planning.decision import Decision, PathSpan, Span
 
 MOST_NAMES = 3
-"""Of paths that one reason keeps out; the JSON has all."""
+"""Paths that are named with one reason; the JSON has all."""
 
 
 def render(report: Report, reasons: bool = True) -> list[str]:
@@ -40,7 +39,7 @@ def _head(report: Report) -> Iterator[str]:
     model = escape(report.outline.name)
     yield f"[bold]{model}[/] on [bold]{escape(gpu.name)}[/], precision {report.setup.precision}"
     if gpu.is_cpu:
-        yield "no GPU here: times only rank implementations; --gpu NAME explains a card"
+        yield "This machine has no GPU: times only rank implementations. Use --gpu NAME for a card."
         return
     peaks = "/".join(f"{peak:.0f}" for peak in (gpu.peak.bf16, gpu.peak.fp8, gpu.peak.fp4) if peak)
     unit = "/".join(("BF16", "FP8", "FP4")[: peaks.count("/") + 1])
@@ -49,7 +48,7 @@ def _head(report: Report) -> Iterator[str]:
 
 
 def _decisions(report: Report, reasons: bool) -> Iterator[str]:
-    """A line per layer kind and span of batch sizes, and under it why the others lost."""
+    """A line per layer kind and span of batch sizes, then why the other implementations lost."""
     yield f"[bold]{'layer':<18}{'tokens':<10}{'format':<14}{'kernel':<16}{'us':>12} known[/]"
     for op, layer in report.plan.layers():
         spans = list(report.plan.spans(op, layer))
@@ -72,7 +71,7 @@ def _line(report: Report, layer: str, span: Span) -> str:
 
 
 def _formats(decision: Decision) -> str:
-    """Weights x activations; attention and small ops have no weights."""
+    """``weights x activations``; attention and small ops have no weights."""
     activations = getattr(decision.spec, "activations", "")
     weights = getattr(decision.spec, "weight_format", None)
     return f"{weights} x {activations}".replace("float32", "f32") if weights else str(activations)
@@ -83,7 +82,7 @@ def _us(us: float) -> str:
 
 
 def _reasons(spans: list[Span]) -> Iterator[str]:
-    """Each loser once, with its reason; where that changes with the tokens, at the first and the last count."""
+    """Each rejected implementation with its reason; if the reason varies with tokens, at the first and last count."""
     by_name: dict[str, dict[int, str]] = {}
     for span in spans:
         for decision in span.decisions:
@@ -95,7 +94,7 @@ def _reasons(spans: list[Span]) -> Iterator[str]:
 
 
 def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
-    """The paths of a layer by the form of the question, where there is more than one way."""
+    """The paths of a layer by form, if there is more than one path."""
     by_form: dict[str, list[PathSpan]] = {}
     for span in spans:
         for path in span.path_spans():
@@ -119,8 +118,8 @@ def path_text(found: list[PathSpan]) -> str:
 
 
 def path_reasons(form: str, found: list[PathSpan]) -> dict[str, str]:
-    """Why not → the paths of which it is so. Where it changes with the tokens, at the first and the last count; where
-    it changes with the kind of batch, for the largest of that kind. The JSON has it for every span."""
+    """Reason → the paths that it rules out. A reason that varies with tokens is given at the first and last count, one
+    that varies with the kind of batch for the largest of that kind. The JSON has every span."""
     by_name: dict[str, dict[int, str]] = {}
     for span in found[-1:] if form else found:
         for rejected in span.rejected:
@@ -133,16 +132,16 @@ def path_reasons(form: str, found: list[PathSpan]) -> dict[str, str]:
 
 
 def _together(names: list[str], known: set[str]) -> str:
-    """Names, those of a whole kind (``decode, …``) by that alone."""
+    """Join names; if all of a kind (``decode, …``) are there, only the kind."""
 
     def kind(name: str) -> str:
         own = name.partition(",")[0]
         alike = {other for other in known if other.partition(",")[0] == own}
         return own if len(alike) > 1 and alike <= set(names) else name
 
-    said = list(dict.fromkeys(kind(name) for name in names))
-    rest = f" and {len(said) - MOST_NAMES} others" if len(said) > MOST_NAMES + 1 else ""
-    return " / ".join(said[:MOST_NAMES] if rest else said) + rest
+    kinds = list(dict.fromkeys(kind(name) for name in names))
+    rest = f" and {len(kinds) - MOST_NAMES} others" if len(kinds) > MOST_NAMES + 1 else ""
+    return " / ".join(kinds[:MOST_NAMES] if rest else kinds) + rest
 
 
 def _by_size(reasons: dict[int, str]) -> str:
@@ -162,8 +161,8 @@ def _paths(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
 def _path_reasons(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
     for form, found in by_form.items():
         for text, names in path_reasons(form, found).items():
-            said = f"{f'{form}: ' if form else ''}not {names}: {text}"
-            for line in textwrap.wrap(said, WIDTH - 4, subsequent_indent="  "):
+            reason = f"{f'{form}: ' if form else ''}not {names}: {text}"
+            for line in textwrap.wrap(reason, WIDTH - 4, subsequent_indent="  "):
                 yield f"    [dim]{escape(line)}[/]"
 
 
@@ -189,7 +188,7 @@ def _memory(report: Report) -> Iterator[str]:
     batch = "one sequence" if memory.workload.sequences == 1 else f"{memory.workload.sequences} sequences"
     many = f"{memory.max_sequences} sequences of {memory.context} tokens"
     yield f"  fits: {memory.max_context} tokens for {batch}; {many}"
-    for entry in beside(memory):
+    for entry in shared_memory(memory):
         taken = f"{gib(entry.system.takes)} + {gib(PAGE_CACHE)} page cache"
         left = f"{entry.max_context} tokens; {entry.max_sequences} sequences of {memory.context}"
         yield f"  with {entry.system.name} ({taken}): {left if entry.max_context else 'does not fit'}"

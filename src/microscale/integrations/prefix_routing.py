@@ -27,7 +27,7 @@ BOUNDS = (1, 2, 3, *(size for power in range(2, 10) for size in (2**power, 2**po
 """The beginnings, in KiB. From 2 on each is at most half as long again as the one before, so up to a third of what two
 prompts share is not noticed. Equal blocks of 1 KiB would need four times as many entries for 48 KiB, a chat's mean."""
 MAX_ENTRIES = 2**18
-"""Beginnings in the table: about 40 MB when full. A chat's request adds four (docs/scale.md)."""
+"""Beginnings in the table: about 40 MB when full. A chat's request adds four (docs/parallel.md)."""
 KIB_PER_REQUEST = 8.0
 """How much missing prompt weighs as much as one more open request. 1 KiB is about 256 tokens of English. Of 8, 16 and
 32, 8 gave the earliest first tokens in a simulation of 16 replicas at 2.5 and 3.25 requests a second each."""

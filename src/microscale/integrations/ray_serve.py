@@ -1,4 +1,4 @@
-"""Microscale on Ray Serve: many replicas, each with its own engine, behind one address. See docs/ray.md.
+"""Microscale on Ray Serve: many replicas, each with an engine of its own, behind one address. See docs/parallel.md.
 
     serve run app.yaml     import_path: microscale.integrations.ray_serve:build, args: the options of `microscale serve`
 

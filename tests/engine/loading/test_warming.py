@@ -14,7 +14,6 @@ from triton import knobs
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.cli import model as cli_model
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine
@@ -164,8 +163,8 @@ def test_commands_load_while_their_kernels_are_compiled(name: str, monkeypatch: 
         found.append(wanted)
         return listing(found)
 
-    monkeypatch.setattr(cli_model, "load", listed_load)
-    monkeypatch.setattr(cli_model, "kernels_ready", ready)
+    monkeypatch.setattr("microscale.engine.loading.load.load", listed_load)
+    monkeypatch.setattr(warming, "kernels_ready", ready)
     run = CliRunner().invoke(app, list(arguments))
     assert run.exit_code == 0, run.output
     assert found == [expected, "begins", "loads", "ends"]

@@ -19,7 +19,7 @@ from microscale_lab.predict.whole_models import ModelCase
 pytestmark = pytest.mark.nightly
 
 H200 = hardware.known("h200")
-ROW = whole.Row("tg32", 8, 128, 1500.0, 2000.0, 1480.0, (1490.0, 1500.0, 1520.0))
+ROW = whole.BenchRow("tg32", 8, 128, 1500.0, 2000.0, 1480.0, (1490.0, 1500.0, 1520.0))
 
 
 def test_the_rows_that_tell_most_come_first() -> None:

@@ -43,7 +43,7 @@ def made_up() -> dict[str, Any]:
         },
         "measured": True,
         "software": {"torch": "2.13.0", "triton": "3.8.0", "python": "3.12.3", "system": "Linux aarch64"},
-        "doctor": [{"name": "Driver", "status": "ok", "value": "580.95", "mend": None}],
+        "doctor": [{"name": "Driver", "status": "ok", "value": "580.95", "fix": None}],
         "kernels": {"executed_on": "gb10", "cases": 312, "failed": []},
         "rows": [
             row("gpt-oss-120b, 1 tokens", 53_003_520, "small batch, direct"),

@@ -21,8 +21,10 @@ def bench_kernels(
     activations: Annotated[str, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = "bf16",
     tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
     card: AsOption = None,
-    record: Annotated[bool, typer.Option(help="Keep the rows: predictions of this card's family use them.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    record: Annotated[bool, typer.Option(help="Store the rows for estimates of this card's family.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="With --record: write to this folder instead of the package.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.

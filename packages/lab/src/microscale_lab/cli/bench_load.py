@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 def bench_load(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id; with --make a preset.")],
     make: Annotated[
-        Path | None, typer.Option(help="Write random weights of the preset here first, as they are published.")
+        Path | None,
+        typer.Option(help="First write random weights of the preset to this folder, in the published layout."),
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="--make: number of layers. Default: the preset's.", min=1)] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="With --make: number of layers. Default: the preset's.", min=1)
+    ] = None,
     reads: Annotated[
         list[str] | None,
         typer.Option(help="Reads in flight and MiB of each, such as 2x8. Repeatable. Default: those of a load."),

@@ -13,8 +13,14 @@ from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.bench import ACCEPTANCE
 from microscale.cli.console import parse_numbers, print_json, show_log
-from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
-from microscale.cli.overrides import parse_overrides
+from microscale.cli.options import (
+    MODEL_HELP,
+    KvCacheDtypeOption,
+    PrecisionOption,
+    ThreadsOption,
+    UtilizationOption,
+    parse_overrides,
+)
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -45,7 +51,7 @@ def bench_speculative(
             '"num_speculative_tokens": 7}\'. Default: random drafts that take no time.'
         ),
     ] = None,
-    concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
+    concurrency: Annotated[str, typer.Option(help="Numbers of sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
     steps: Annotated[
         int, typer.Option(help="Timed steps per request. Each row has four requests; auto has 300 steps.", min=1)
@@ -67,7 +73,7 @@ def bench_speculative(
     import torch
     import triton
 
-    from microscale.cli.model import load_with_progress
+    from microscale.cli.bars import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
     from microscale.engine.speculation.config import parse_config

@@ -17,9 +17,9 @@ from microscale.cli.options import (
     PrecisionOption,
     ReserveOption,
     UtilizationOption,
+    parse_overrides,
     reserve_in_bytes,
 )
-from microscale.cli.overrides import parse_overrides
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -55,7 +55,7 @@ def profile(
     import triton
 
     from microscale.bench import model as bench_whole
-    from microscale.cli.model import load_with_progress
+    from microscale.cli.bars import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
     from microscale_lab.model_bench import profile as bench_profile

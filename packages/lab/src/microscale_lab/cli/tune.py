@@ -23,7 +23,7 @@ def tune(
         bool,
         typer.Option(help="Try a few tiles of a few cases, in two or three minutes, to see whether tuning works here."),
     ] = False,
-    directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Write to this folder instead of the package.")] = None,
 ) -> None:
     """Measure the kernels' tiles and thresholds on this machine's GPU and write the file for its family.
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from microscale.bench.model import Case, make_engine
+from microscale.bench.model import BenchCase, make_engine
 from microscale.engine.engine import Engine
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -113,7 +113,7 @@ def run(
     """One decoding step of ``batch`` sequences after ``depth`` tokens, and one prompt of ``prompt`` tokens."""
     times = StepTimes(shape, model.ops.plan, setup, estimated)
     floors = {part.layer: part.time.floor_us for part in times.decode(batch, depth)}
-    decode = Case("tg", 4 * STEPS, batch, depth)
+    decode = BenchCase("tg", 4 * STEPS, batch, depth)
     plain = _decode_us(model, decode, STEPS)
     long = {part.layer: part.time.floor_us for part in times.prompt_step(prompt, 0, last=True)}
     whole = _prompt_us(model, prompt)
@@ -140,7 +140,7 @@ def run(
     return found
 
 
-def _engine(model: AnyModel, case: Case, prompt: int, new: int, eager: bool) -> Engine:
+def _engine(model: AnyModel, case: BenchCase, prompt: int, new: int, eager: bool) -> Engine:
     engine = make_engine(model, case, step_tokens=max(8192, prompt), enforce_eager=eager)
     chooser = random.Random(0)
     for index in range(case.batch):
@@ -149,7 +149,7 @@ def _engine(model: AnyModel, case: Case, prompt: int, new: int, eager: bool) -> 
     return engine
 
 
-def _decode_us(model: AnyModel, case: Case, steps: int, eager: bool = False) -> float:
+def _decode_us(model: AnyModel, case: BenchCase, steps: int, eager: bool = False) -> float:
     """Microseconds of one decoding step; kernels are compiled and graphs captured before."""
     engine = _engine(model, case, max(case.depth, 1), 3 * steps, eager)
     for _ in range(steps):
@@ -158,7 +158,7 @@ def _decode_us(model: AnyModel, case: Case, steps: int, eager: bool = False) -> 
 
 
 def _prompt_us(model: AnyModel, prompt: int) -> float:
-    case = Case("pp", prompt, 1, 0)
+    case = BenchCase("pp", prompt, 1, 0)
     _engine(model, case, prompt, 1, eager=True).step()  # compiles
     return _timed(model, _engine(model, case, prompt, 1, eager=True).step)
 

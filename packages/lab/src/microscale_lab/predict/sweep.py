@@ -52,32 +52,32 @@ class SweepRow:
         return {**asdict(self.case), "us": self.us, "spread": self.spread}
 
 
-def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.Case]:
+def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.BenchCase]:
     """The cases to measure, the most informative first: corners of decoding and prompts, then what lies between."""
     decode = [
-        whole.Case("tg", NEW_TOKENS, batch, depth)
+        whole.BenchCase("tg", NEW_TOKENS, batch, depth)
         for batch in BATCHES
         for depth in DEPTHS
         if batch * depth <= MOST_CACHED
     ]
     decode.sort(key=lambda case: BATCHES.index(case.batch) + 2 * DEPTHS.index(case.depth))
-    prompts = [whole.Case("pp", tokens, 1, 0) for tokens in PROMPTS]
-    mixed: list[whole.Case] = []
+    prompts = [whole.BenchCase("pp", tokens, 1, 0) for tokens in PROMPTS]
+    mixed: list[whole.BenchCase] = []
     for index in range(max(len(decode), len(prompts))):
         mixed += decode[2 * index : 2 * index + 2] + prompts[index : index + 1]
     return [case for case in mixed if case.longest <= max_context]
 
 
-def case_of(model: str, precision: str, case: whole.Case) -> ModelCase:
+def case_of(model: str, precision: str, case: whole.BenchCase) -> ModelCase:
     """A row's name in the file of whole models."""
     if case.kind == "pp":
         return ModelCase(model, precision, Phase.PREFILL, 1, case.tokens)
     return ModelCase(model, precision, Phase.DECODE, case.batch, case.depth + case.tokens // 2)
 
 
-def row_of(model: str, precision: str, row: whole.Row) -> SweepRow:
+def row_of(model: str, precision: str, row: whole.BenchRow) -> SweepRow:
     kind, tokens = row.test[:2], int(row.test[2:])
-    case = whole.Case(kind, tokens, row.batch, row.depth)
+    case = whole.BenchCase(kind, tokens, row.batch, row.depth)
     work = tokens if kind == "pp" else row.batch
     spread = (max(row.runs) - min(row.runs)) / row.tok_s
     return SweepRow(case_of(model, precision, case), round(work / row.tok_s * 1e6, 1), round(spread, 4))
@@ -120,7 +120,12 @@ def run(
 
 
 def _rows(
-    model: str, precision: str, left: Sequence[whole.Case], until: float, report: Callable[[str], None], device: str
+    model: str,
+    precision: str,
+    left: Sequence[whole.BenchCase],
+    until: float,
+    report: Callable[[str], None],
+    device: str,
 ) -> Iterator[SweepRow]:
     """Of one model in one precision."""
     options = EngineConfig(
