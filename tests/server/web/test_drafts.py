@@ -67,8 +67,8 @@ def test_a_server_that_drafts_shows_it(open_page: Open) -> None:
         expect(page.locator("#drafts-lead")).to_have_text(
             re.compile(
                 r"Drafts come from ngram and have up to 3 tokens, as many as are worth their time\. "
-                r"With 3 draft tokens, a step of one sequence is predicted to take \d\.\d\d . as long\. That is worth it if at least \d\d % of "
-                r"them are accepted\."
+                r"With 3 draft tokens, a step of one sequence is predicted to take \d\.\d\d . as long\. "
+                r"That is worth it if at least \d\d % of them are accepted\."
             )
         )
         expect(page.locator("#drafts .layer-row").first).to_be_attached()  # the drafter's kernels

@@ -235,6 +235,8 @@ export class Chat {
     const begun = this.turns.length > 0;
     $("empty").hidden = begun;
     $("new").hidden = !begun;
+    $("conversation").hidden = !begun;
+    $("conversation").textContent = this.conversation.name;
     $("log").classList.toggle("busy", this.busy);
     const send = $("send");
     send.classList.toggle("stop", this.busy);

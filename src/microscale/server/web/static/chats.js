@@ -144,8 +144,13 @@ export class Chats {
     this.removed = { conversation, wasOpen };
     this.note(`“${conversation.name}” was deleted.`, true);
     $("undo").focus();
+    this.forgetLater();
+  }
+
+  /** The way to undo goes after a while, but not while it has the focus. */
+  forgetLater() {
     clearTimeout(this.undoTimer);
-    this.undoTimer = setTimeout(() => this.note(""), UNDO_MS);
+    this.undoTimer = setTimeout(() => (document.activeElement === $("undo") ? this.forgetLater() : this.note("")), UNDO_MS);
   }
 
   async undo() {
@@ -195,12 +200,15 @@ export class Chats {
       return;
     }
     const here = new Set(this.list.map(({ id }) => id));
-    const added = conversations.filter(({ id }) => !here.has(id)).slice(0, MOST);
+    const unknown = conversations.filter(({ id }) => !here.has(id));
+    const added = unknown.slice(0, Math.max(MOST - here.size, 0)); // an import removes nothing
     for (const conversation of added) await this.withStore((store) => store.save(conversation.toJson(), conversation.name));
     await this.refresh();
-    const known = conversations.length - added.length;
-    const count = added.length === 1 ? "1 conversation was imported" : `${added.length} conversations were imported`;
-    this.note(`${count}${known ? `; ${known} ${known === 1 ? "was" : "were"} here already` : ""}.`);
+    const were = (count, what) => `${count} ${count === 1 ? "was" : "were"} ${what}`;
+    const parts = [added.length === 1 ? "1 conversation was imported" : `${added.length} conversations were imported`];
+    if (conversations.length > unknown.length) parts.push(were(conversations.length - unknown.length, "here already"));
+    if (unknown.length > added.length) parts.push(were(unknown.length - added.length, `left out because the list holds ${MOST}`));
+    this.note(`${parts.join("; ")}.`);
   }
 
   // ---- what is shown --------------------------------------------------------------------------------------------------
@@ -263,6 +271,7 @@ export class Chats {
       form.replaceWith(open);
       row.classList.remove("renaming");
       if (save && field.value.trim() !== open.textContent) this.rename(id, field.value.trim());
+      this.render();
       if (byKey) open.focus();
     };
     const form = h("form", { onsubmit: (event) => (event.preventDefault(), end(true)) }, field);

@@ -5,7 +5,7 @@ import { h } from "/web/dom.js";
 
 const LONGEST = 4000; // characters of a formula; a longer one stays source
 const KEPT = 300; // typeset formulas: a paragraph that grows draws its formulas again with every token
-const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxExpand: 500, maxSize: 20, output: "htmlAndMathml" };
+const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxExpand: 500, maxSize: 20, output: "htmlAndMathml", errorColor: "inherit" };
 
 let katex = null;
 let loading = null;
