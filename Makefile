@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage katex lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -200,6 +200,21 @@ quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites 
 
 cost: $(INSTALLED) ## What the server itself costs a token, with a scripted engine; on a quiet machine
 	PYTHONPATH=tests $(BIN)/python -m support.server_cost
+
+# KaTeX typesets the formulas in answers. Its files are in git, so that nothing is fetched at install or run time. For another
+# version, change these two lines and run `make katex`: it puts in place only what has this hash. Needs npm.
+KATEX_VERSION := 0.19.1
+KATEX_SHA256 := 24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8cccbd1bb34fd
+KATEX := src/microscale/server/web/static/katex
+katex: ## Fetch KaTeX from the npm registry, check its hash, and put it into the web page
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	(cd "$$folder" && npm pack --silent katex@$(KATEX_VERSION) >/dev/null); \
+	echo "$(KATEX_SHA256)  $$folder/katex-$(KATEX_VERSION).tgz" | sha256sum --check --quiet; \
+	tar -xzf "$$folder/katex-$(KATEX_VERSION).tgz" -C "$$folder"; \
+	mkdir -p $(KATEX)/fonts; rm -f $(KATEX)/fonts/*; \
+	install -m 644 "$$folder/package/dist/katex.min.js" "$$folder/package/dist/katex.min.css" $(KATEX); \
+	install -m 644 "$$folder"/package/dist/fonts/*.woff2 $(KATEX)/fonts; \
+	install -m 644 "$$folder/package/LICENSE" $(KATEX)/LICENSE.txt
 
 # Versions stay as they are. New ones: make lock ARGS=--upgrade. ARGS='--wheels DIR' adds torch's builds for CPUs from a folder.
 $(LOCK)/.installed: Makefile

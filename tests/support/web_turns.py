@@ -51,7 +51,19 @@ Three things follow:
 TURN = f"<|channel|>analysis<|message|>{THOUGHT}{END}{START}<|channel|>final<|message|>{ANSWER}<|return|>"
 ENDLESS = f"<|channel|>analysis<|message|>Count.{END}{START}<|channel|>final<|message|>" + "and on " * 400
 AFTER_CALL = "<|channel|>final<|message|>In Paris it is 21 degrees and sunny.<|return|>"
-EXTRA = {"markdown": TURN, "endless": ENDLESS, "after a call": AFTER_CALL}
+FORMULAS = r"""<|channel|>final<|message|>The roots of \(ax^2+bx+c=0\) are
+
+\[
+x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}
+\]
+
+and $$\int_{-\infty}^{\infty} e^{-x^2}\,dx = \sqrt{\pi}$$ is in a line of text. It costs $5, or $6 with H<sub>2</sub>O.
+
+\[ \underbrace{a_1+a_2+a_3+\dots+a_n}_{n} = \sum_{i=1}^{n} a_i = \binom{n}{2} + \mathbb{E}[X] + \mathcal{O}(n^2) \]
+
+- [x] This is wrong: \(\frac{a}{\)
+- [ ] These set styles: \(\pmb{x} \href{javascript:alert(1)}{b}\)<|return|>"""
+EXTRA = {"markdown": TURN, "endless": ENDLESS, "after a call": AFTER_CALL, "formulas": FORMULAS}
 PAGES = {LayerKind.FULL: 23_000, LayerKind.SLIDING: 2_000}
 SEEDS = {name: len(TURNS) + number for number, name in enumerate(EXTRA)}
 

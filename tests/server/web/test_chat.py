@@ -27,7 +27,7 @@ def test_the_key_is_asked_for_and_stays_in_the_tab(open_page: Open) -> None:
         expect(field).to_be_focused()
         field.fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#key-error")).to_contain_text("does not know this key")
+        expect(page.locator("#key-error")).to_contain_text("does not accept this key")
         field.fill(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#model")).to_have_text(MODEL)
@@ -60,7 +60,8 @@ def test_a_conversation(open_page: Open) -> None:
         # What is no link, and no script, is text.
         expect(answer).to_contain_text('<script>alert("no")</script> stays text, so does this')
         assert [a.get_attribute("href") for a in answer.locator("a").all()] == ["https://example.org/mx"]
-        assert re.fullmatch(r"974 tokens · \d+ tok/s · first after \S+ m?s", page.locator(".figures").inner_text())
+        figures = r"974 tokens · \d+ tok/s · first token after \S+ m?s"
+        assert re.fullmatch(figures, page.locator(".figures").inner_text())
         expect(page.locator("#status")).to_contain_text("Answer: A block-scaled format")
         page.get_by_label("Copy the answer").click()
         expect_copied(page, "### The arithmetic")
@@ -72,7 +73,7 @@ def test_a_conversation(open_page: Open) -> None:
 
 
 def _go_on(page: Page) -> None:
-    """A second question carries the first; a retry replaces the last answer; a reload keeps all of it."""
+    """A second question carries the first; a retry gives another answer; a reload keeps all of it."""
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, "And MXFP8?")
     body = sent_body(sent.value)
@@ -171,7 +172,7 @@ def test_errors_are_told_where_they_happen(open_page: Open) -> None:
         expect(page.locator("#banner")).to_contain_text("the queue holds 1")
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Tools").fill("[{]")
-        expect(page.locator("#tools-error")).to_contain_text("not JSON")
+        expect(page.locator("#error-tools")).to_contain_text("not JSON")
         page.keyboard.press("Escape")
         ask(page, "Hello again")
         expect(page.locator("#banner")).to_contain_text("Tools are not JSON")
@@ -184,12 +185,19 @@ def test_errors_are_told_where_they_happen(open_page: Open) -> None:
 
 
 APART = ' target="_blank" rel="noopener noreferrer nofollow"'
+TABLE = '<div class="table" tabindex="0" role="region" aria-label="Table"><table><thead>'
+TO_DO = '<li class="task"><input type="checkbox" disabled="" aria-label="To do">'
+DONE = '<li class="task"><input type="checkbox" disabled="" checked="" aria-label="Done">'
 MARKDOWN = [
     ("plain\ntext", "<p>plain\ntext</p>"),
     ("**bold** _it_ ~~no~~ `a*b`", "<p><strong>bold</strong> <em>it</em> <del>no</del> <code>a*b</code></p>"),
     ("***both*** snake_case_name 2*3*4", "<p><em><strong>both</strong></em> snake_case_name 2<em>3</em>4</p>"),
     ("**open and *closed*", "<p>**open and <em>closed</em></p>"),
-    ("a\\*b\\* \\(x^2\\)", '<p>a*b* <code class="math">\\(x^2\\)</code></p>'),
+    ("a\\*b\\* \\(x^2", "<p>a*b* \\(x^2</p>"),
+    ("H<sub>2</sub>O x<sup>*2*</sup><br>y<br/>z", "<p>H<sub>2</sub>O x<sup><em>2</em></sup><br>y<br>z</p>"),
+    ("<sub>a <sup onclick=x>b <br onclick=x>", "<p>&lt;sub&gt;a &lt;sup onclick=x&gt;b &lt;br onclick=x&gt;</p>"),
+    ("|a|\n|-|\n|b<br>c|", f"{TABLE}<tr><th>a</th></tr></thead><tbody><tr><td>b<br>c</td></tr></tbody></table></div>"),
+    ("- [ ] a\n- [x] b\n- [y] c", f"<ul>{TO_DO}a</li>{DONE}b</li><li>[y] c</li></ul>"),
     (
         "<b>no</b> &amp; <img src=x onerror=alert(1)>",
         "<p>&lt;b&gt;no&lt;/b&gt; &amp;amp; &lt;img src=x onerror=alert(1)&gt;</p>",
@@ -202,7 +210,8 @@ MARKDOWN = [
     ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
     ("![alt](https://x.org/a.png)", f'<p><a href="https://x.org/a.png"{APART}>alt</a></p>'),
     ("see https://x.org/a_b.", f'<p>see <a href="https://x.org/a_b"{APART}>https://x.org/a_b</a>.</p>'),
-    ("\\[\nx\n\\]", '<pre class="math">\\[\nx\n\\]</pre>'),
+    ("\\[\nx\n", '<pre class="math">\\[\nx</pre>'),
+    ("$5 and $6", "<p>$5 and $6</p>"),
 ]
 DRAW = """async (text) => {
   const { Markdown } = await import("/web/markdown.js");
@@ -232,7 +241,27 @@ def test_markdown(open_page: Open) -> None:
             in code
         )
         # No text takes more than its length: each of these would, in a careless parser.
-        for piece in ("*", "*a_b ", "[", "[a](", "`", "``a`", "> ", "- ", "\\(", "<http://", "|a", "a\n|", "**a* "):
+        for piece in (
+            "*",
+            "*a_b ",
+            "[",
+            "[a](",
+            "`",
+            "``a`",
+            "> ",
+            "- ",
+            "\\(",
+            "<http://",
+            "|a",
+            "a\n|",
+            "**a* ",
+            "<sub>",
+            "<br>",
+            "<sub>a</sub>",
+            "$$",
+            "$$x$$ y\n",
+            "\\[ a\n",
+        ):
             assert page.evaluate(HARD, ["", piece, ""]) < 5_000, piece
         for around in (
             ("- a\n", "\n", "  b"),
@@ -240,6 +269,7 @@ def test_markdown(open_page: Open) -> None:
             ("a|b\n---", " ", "x"),
             ("```", " ", "`"),
             ("***", " ", "x"),
+            ("", "\\[ a\n", "\\] b"),
         ):
             assert page.evaluate(HARD, list(around)) < 500, around
 

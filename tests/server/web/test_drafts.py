@@ -66,8 +66,9 @@ def test_a_server_that_drafts_shows_it(open_page: Open) -> None:
         expect(tile).to_have_text(re.compile(r"Drafts of 2\.4 tokens\s*40 %\s*accepted"))
         expect(page.locator("#drafts-lead")).to_have_text(
             re.compile(
-                r"Drafts by ngram, of up to 3 tokens, as long as they pay\. With 3 tokens of draft, a step of one "
-                r"sequence is predicted to cost \d\.\d\d . as much; it pays from an acceptance of \d\d % on\."
+                r"Drafts come from ngram and have up to 3 tokens, as many as are worth their time\. "
+                r"With 3 draft tokens, a step of one sequence is predicted to take \d\.\d\d . as long\. "
+                r"That is worth it if at least \d\d % of them are accepted\."
             )
         )
         expect(page.locator("#drafts .layer-row").first).to_be_attached()  # the drafter's kernels

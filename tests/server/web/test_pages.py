@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from fnmatch import fnmatch
@@ -14,6 +15,10 @@ from starlette.testclient import TestClient
 from microscale.server.web.pages import FOLDER, PAGES, add_pages
 
 ROOT = Path(__file__).parents[3]
+OWN = sorted(file for file in FOLDER.iterdir() if file.is_file())
+KATEX = FOLDER / "katex"
+KATEX_FILES = "bc3fbb4cb9b75c60f928dda5267d311bad73efd243205c1b2130da6fed971898"
+"""All files of KaTeX, hashed one after the other in the order of their paths."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,7 @@ def test_files_are_served_with_type_policy_and_tag(client: TestClient) -> None:
     assert client.get("/web/icon.svg").headers["content-type"] == "image/svg+xml"
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
+    assert "font-src 'self'" in policy
     assert "unsafe" not in policy
     assert page.headers["x-content-type-options"] == "nosniff"
     again = client.get("/", headers={"If-None-Match": f'"other", W/{page.headers["etag"]}'})
@@ -40,16 +46,34 @@ def test_files_are_served_with_type_policy_and_tag(client: TestClient) -> None:
         assert client.get(path).status_code == 404
 
 
-def test_every_file_is_asked_for_and_packaged() -> None:
-    texts = {file.name: file.read_text() for file in FOLDER.iterdir()}
-    asked = set(re.findall(r"/web/([\w.]+)", "\n".join(texts.values()))) | {"index.html"}
-    assert asked == set(texts)
+def test_every_file_is_used_and_packaged() -> None:
+    texts = {file.name: file.read_text() for file in OWN}
+    used = set(re.findall(r"/web/([\w./]+)", "\n".join(texts.values()))) | {"index.html"}
+    assert used == set(texts) | {"katex/katex.min.js", "katex/katex.min.css"}
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["microscale"]
-    assert any(fnmatch("server/web/static/index.html", pattern) for pattern in data)
-    assert len(PAGES) == len(texts)
+    every = [file for file in FOLDER.rglob("*") if file.is_file()]
+    for file in every:
+        name = file.relative_to(FOLDER.parents[2]).as_posix()
+        assert any(fnmatch(name, pattern) for pattern in data), name
+    assert len(PAGES) == len(every)
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
+def test_katex_is_the_version_that_the_makefile_names(client: TestClient) -> None:
+    """Unchanged, with every font that its styles use first, and with its licences."""
+    names = set(re.findall(r"url\((fonts/[\w-]+\.woff2)\)", (KATEX / "katex.min.css").read_text()))
+    assert {f"fonts/{file.name}" for file in (KATEX / "fonts").iterdir()} == names
+    assert client.get(f"/web/katex/{min(names)}").headers["content-type"] == "font/woff2"
+    version = re.search(r"^KATEX_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert version is not None
+    assert f'version:"{version[1]}"' in (KATEX / "katex.min.js").read_text()
+    assert f"| {version[1]} |" in (ROOT / "THIRD_PARTY.md").read_text()
+    digest = hashlib.sha256()
+    for file in sorted(path for path in KATEX.rglob("*") if path.is_file()):
+        digest.update(file.read_bytes())
+    assert digest.hexdigest() == KATEX_FILES
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
 def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(file: Path) -> None:
     text = file.read_text()
     addresses = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}

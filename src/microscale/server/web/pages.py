@@ -1,6 +1,6 @@
 """The web page at ``/``: plain files of the package, read once and served from memory.
 
-No part of a request ever becomes a file path. The Content-Security-Policy lets the browser run and load only what comes
+No part of a request becomes a file path. The Content-Security-Policy lets the browser run and load only what comes
 from this server, and makes it refuse strings that would become markup.
 """
 
@@ -20,6 +20,8 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
 }
 POLICY = "; ".join(
     (
@@ -27,6 +29,7 @@ POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self'",
+        "font-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -55,9 +58,10 @@ class Page:
 
 def _read() -> dict[str, Page]:
     pages = {}
-    for file in sorted(FOLDER.iterdir()):
+    for file in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
         data = file.read_bytes()
-        path = "/" if file.name == "index.html" else f"/web/{file.name}"
+        name = file.relative_to(FOLDER).as_posix()
+        path = "/" if name == "index.html" else f"/web/{name}"
         pages[path] = Page(data, TYPES[file.suffix], f'"{hashlib.sha256(data).hexdigest()[:32]}"')
     return pages
 

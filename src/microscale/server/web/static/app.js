@@ -1,13 +1,14 @@
-// Where everything meets: views, colours, the key, and what is known of the server.
+// Connects the parts: views, colours, the key, and what the server says about itself.
 
 import { getJson, getKey, setKey } from "/web/api.js";
 import { Chat } from "/web/chat.js";
-import { $, h, icon, keep, recall } from "/web/dom.js";
+import { Chats } from "/web/chats.js";
+import { $, h, icon, keep } from "/web/dom.js";
 import { Running } from "/web/running.js";
-import { startSettings } from "/web/settings.js";
+import { offerTools, startSettings } from "/web/settings.js";
 
 const number = new Intl.NumberFormat("en");
-const THEMES = { auto: "Colours: as the system's", light: "Colours: light", dark: "Colours: dark" };
+const THEMES = { auto: "Colours: as in the system", light: "Colours: light", dark: "Colours: dark" };
 const ICONS = { auto: "auto", light: "sun", dark: "moon" };
 
 // ---- colours --------------------------------------------------------------------------------------------------------
@@ -38,6 +39,7 @@ function showView() {
     if (tab.dataset.view === view) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
+  $("open-chats").hidden = view === "running";
   document.title = view === "running" ? "What is running · Microscale" : "Microscale";
   running.setOpen(view === "running");
 }
@@ -46,7 +48,7 @@ function showView() {
 
 let unsent = null; // sends again what failed
 
-/** A sentence above the message box, with a way to try again, or nothing. A key that is missing is asked for by a dialog. */
+/** Show a sentence above the message box, with or without a button to try again; null hides it. A dialog asks for a missing key. */
 function showError(error, retry = null) {
   unsent = retry;
   if (error?.status === 401) askKey();
@@ -58,8 +60,8 @@ const retryButton = (retry) => h("button", { type: "button", class: "ghost label
 
 function askKey() {
   const dialog = $("ask-key");
-  if (dialog.open) return; // it may hold half a key by now
-  $("key-error").textContent = getKey() ? "The server does not know this key." : "";
+  if (dialog.open) return; // the user may be typing a key
+  $("key-error").textContent = getKey() ? "The server does not accept this key." : "";
   $("key").value = "";
   dialog.showModal();
 }
@@ -71,16 +73,16 @@ $("key-form").addEventListener("submit", () => {
 
 async function meetServer() {
   try {
-    const [models] = await Promise.all([getJson("/v1/models")]);
+    const models = await getJson("/v1/models");
     const model = models.data[0];
     $("model").textContent = model.id;
-    $("facts").textContent = `${model.id}, with room for ${number.format(model.max_model_len)} tokens`;
-    chat.showModel(model.id);
-    showError(unsent && new Error("The server is there. Your message was not sent yet."), unsent);
+    $("facts").textContent = `${model.id} has a context of ${number.format(model.max_model_len)} tokens.`;
+    chat.showModel(model.id, model.max_model_len);
+    showError(unsent && new Error("The server can be reached again. Your message was not sent yet."), unsent);
     running.load();
   } catch (error) {
     showError(error);
-    // A server that restarts is found again.
+    // The server may be restarting.
     if (error.status === 0 || error.status === 503) setTimeout(meetServer, 3000);
   }
 }
@@ -89,7 +91,11 @@ async function meetServer() {
 
 const running = new Running({ onError: (error) => error.status === 401 && askKey(), onBack: meetServer });
 startSettings();
-const chat = new Chat({ onError: showError, onBusy: (busy) => running.setBusy(busy) });
+const chat = new Chat({ onError: showError, onBusy: (busy) => running.setBusy(busy), onChange: (conversation) => chats.save(conversation) });
+const chats = new Chats(chat, () => {
+  offerTools([]); // the functions of an example belong to its chat
+  if (location.hash === "#running") location.hash = "#chat";
+});
 
 $("theme").addEventListener("click", nextTheme);
 $("set-key").addEventListener("change", meetServer);
@@ -107,4 +113,3 @@ showTheme();
 showView();
 meetServer();
 if (location.hash !== "#running") $("prompt").focus();
-if (recall("sessionStorage", "chat") === null) document.body.classList.add("fresh");

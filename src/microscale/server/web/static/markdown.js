@@ -1,20 +1,22 @@
-// Markdown as the models write it, to elements. Text is only ever a text node; links lead to http, https or mailto; no
-// image is loaded. Time grows with the length of the text, whatever the text is.
+// Markdown as the models write it, to elements. Text is always a text node; links lead to http, https or mailto; no image
+// is loaded. Time grows with the length of the text, whatever the text is.
 
 import { h } from "/web/dom.js";
 import { codeBlock } from "/web/code.js";
+import { inline } from "/web/inline.js";
+import { formula } from "/web/math.js";
 
-const DEPTH = 12; // of quotes and lists within each other; deeper ones stay text
-const LOOKBACK = 16; // delimiters that a closing one looks back through
+const DEPTH = 12; // quotes and lists within each other; deeper ones stay text
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// No pattern has two parts side by side that take the same characters: that would be time by the square of a line.
+// No pattern has two adjacent parts that match the same characters: that would be time by the square of a line.
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
 const RULE = /^ {0,3}(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( +)(.*)|)$/;
+const TASK = /^\[([ xX])\] +(?=\S)/;
 const DIVIDER = /^ {0,3}[|:-][\s|:-]*$/;
 const MATH = /^\s*(\\\[|\$\$)/;
 
@@ -52,19 +54,20 @@ function fence(lines, at) {
   return { end: Math.min(end + 1, lines.length), draw: () => codeBlock(body.join("\n"), info.trim().split(/\s/)[0]) };
 }
 
-/** Displayed mathematics, as it was written: there is no typesetting here. */
+/** A displayed formula. One that is not closed yet, while the answer is still coming, is shown as it was written. */
 function math(lines, at) {
   const opening = MATH.exec(lines[at]);
   if (!opening) return null;
   const closing = opening[1] === "$$" ? "$$" : "\\]";
-  let end = at;
-  const after = lines[at].indexOf(opening[1]) + 2;
-  if (!lines[at].includes(closing, after)) {
-    do end++; while (end < lines.length && !lines[end].includes(closing) && !blank(lines[end]));
-    if (end < lines.length && blank(lines[end])) end--;
-  }
-  const body = lines.slice(at, end + 1).join("\n").trim();
-  return { end: Math.min(end + 1, lines.length), draw: () => h("pre", { class: "math" }, body) };
+  const from = opening[0].length;
+  let last = at;
+  let close = lines[at].indexOf(closing, from);
+  while (close < 0 && last + 1 < lines.length && !blank(lines[last + 1])) close = lines[++last].indexOf(closing);
+  if (close < 0) return { end: last + 1, draw: () => h("pre", { class: "math" }, lines.slice(at, last + 1).join("\n").trim()) };
+  const shown = [...lines.slice(at, last), lines[last].slice(0, close + 2)].join("\n").trim();
+  const after = lines[last].slice(close + 2).trim();
+  const draw = () => formula(shown.slice(2, -2), shown, true);
+  return { end: last + 1, draw: after ? () => h("div", {}, draw(), h("p", {}, inline(after))) : draw };
 }
 
 function heading(lines, at) {
@@ -73,9 +76,9 @@ function heading(lines, at) {
   let text = lines[at].slice(found[0].length).trim();
   let end = text.length;
   while (end && text[end - 1] === "#") end--;
-  // Closing marks stand apart from the text, or are all there is.
+  // Closing marks are separated from the text, or are all there is.
   if (!end || /\s/.test(text[end - 1])) text = text.slice(0, end).trimEnd();
-  // The page has an h1 of its own, and answers stand below it.
+  // The page has its own h1, and answers come below it.
   return { end: at + 1, draw: () => h(`h${Math.min(found[1].length + 2, 6)}`, {}, inline(text)) };
 }
 
@@ -129,7 +132,14 @@ function list(lines, at, depth) {
     items.push(body);
   }
   const start = ordered ? Number.parseInt(first[2], 10) : null;
-  const item = (body) => h("li", {}, tight(draw(body, depth + 1), loose));
+  const item = (body) => {
+    const task = ordered ? null : TASK.exec(body[0]);
+    if (!task) return h("li", {}, tight(draw(body, depth + 1), loose));
+    const done = task[1] !== " ";
+    const box = h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": done ? "Done" : "To do" });
+    const rest = tight(draw([body[0].slice(task[0].length), ...body.slice(1)], depth + 1), loose);
+    return h("li", { class: "task" }, box, rest);
+  };
   return { end, draw: () => h(ordered ? "ol" : "ul", ordered && start !== 1 ? { start } : {}, items.map(item)) };
 }
 
@@ -167,149 +177,6 @@ function paragraph(lines, at, depth) {
 }
 
 const draw = (lines, depth) => Array.from(blocks(lines, depth), (block) => block.draw());
-
-// ---- text within a block --------------------------------------------------------------------------------------------
-
-const AUTOLINK = /<((?:https?:\/\/|mailto:)[^\s<>]*)>/y;
-const BARE = /https?:\/\/[^\s<>"'`]*[^\s<>"'`.,:;!?)\]}*_~]/y;
-const TARGET = /\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
-
-function link(address, children) {
-  let url = null;
-  try {
-    url = new URL(address);
-  } catch {
-    // Not an address of its own: it is shown as text.
-  }
-  if (!url || !["http:", "https:", "mailto:"].includes(url.protocol)) return h("span", {}, children);
-  return h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
-}
-
-/** For each `[` its `]`, found once. */
-function brackets(text) {
-  const matching = new Map();
-  const open = [];
-  for (let i = 0; i < text.length; i++) {
-    if (text[i] === "\\") i++;
-    else if (text[i] === "[") open.push(i);
-    else if (text[i] === "]" && open.length) matching.set(open.pop(), i);
-  }
-  return matching;
-}
-
-/** What a run of `*`, `_` or `~` may do, by what stands beside it. */
-function flanks(text, start, end) {
-  const before = text[start - 1] ?? " ";
-  const after = text[end] ?? " ";
-  const space = (c) => /\s/.test(c);
-  const punctuation = (c) => /[\p{P}\p{S}]/u.test(c);
-  const left = !space(after) && (!punctuation(after) || space(before) || punctuation(before));
-  const right = !space(before) && (!punctuation(before) || space(after) || punctuation(after));
-  if (text[start] !== "_") return { opens: left, closes: right };
-  return { opens: left && (!right || punctuation(before)), closes: right && (!left || punctuation(after)) };
-}
-
-function inline(text, depth = 0) {
-  const out = []; // strings, nodes, and delimiters that may still become something
-  const stack = [];
-  const unclosed = new Set(); // marks of code and mathematics that nothing closes any more
-  const matching = brackets(text);
-  let i = 0;
-  let plain = "";
-  const flush = () => {
-    if (plain) out.push(plain);
-    plain = "";
-  };
-  const put = (node, end) => {
-    flush();
-    out.push(node);
-    i = end;
-  };
-  while (i < text.length) {
-    const c = text[i];
-    if (c === "\\" && (text[i + 1] === "(" || text[i + 1] === "[")) {
-      const mark = text[i + 1] === "(" ? "\\)" : "\\]";
-      const end = unclosed.has(mark) ? -1 : text.indexOf(mark, i + 2);
-      if (end < 0) unclosed.add(mark);
-      if (end > 0) put(h("code", { class: "math" }, text.slice(i, end + 2)), end + 2);
-      else plain += text[i++];
-    } else if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[i + 1] ?? "")) {
-      plain += text[i + 1];
-      i += 2;
-    } else if (c === "`") {
-      const run = /`+/y;
-      run.lastIndex = i;
-      const marks = run.exec(text)[0];
-      const end = unclosed.has(marks) ? -1 : closing(text, i + marks.length, marks.length);
-      if (end < 0) {
-        unclosed.add(marks);
-        plain += marks;
-        i += marks.length;
-      } else {
-        const inner = text.slice(i + marks.length, end).replaceAll("\n", " ");
-        put(h("code", {}, inner.trim() ? inner.replace(/^ (.*) $/, "$1") : inner), end + marks.length);
-      }
-    } else if ((c === "[" || (c === "!" && text[i + 1] === "[")) && depth < DEPTH && linked(text, i, matching)) {
-      const { label, target, end } = linked(text, i, matching);
-      put(link(target, inline(label, depth + 1)), end);
-    } else if (c === "<" && (AUTOLINK.lastIndex = i, AUTOLINK.test(text))) {
-      put(link(text.slice(i + 1, AUTOLINK.lastIndex - 1), [text.slice(i + 1, AUTOLINK.lastIndex - 1)]), AUTOLINK.lastIndex);
-    } else if (c === "h" && !/\w/.test(text[i - 1] ?? "") && (BARE.lastIndex = i, BARE.test(text))) {
-      put(link(text.slice(i, BARE.lastIndex), [text.slice(i, BARE.lastIndex)]), BARE.lastIndex);
-    } else if (c === "*" || c === "_" || c === "~") {
-      let end = i + 1;
-      while (text[end] === c) end++;
-      flush();
-      delimit(out, stack, { mark: c, left: end - i, ...flanks(text, i, end) });
-      i = end;
-    } else if (c === "\n") {
-      if (plain.endsWith("  ")) {
-        plain = plain.trimEnd();
-        put(h("br"), i + 1);
-      } else plain += text[i++];
-    } else plain += text[i++];
-  }
-  flush();
-  return out.map((item) => (item.mark ? item.mark.repeat(item.left) : item));
-}
-
-function closing(text, from, length) {
-  const run = /`+/g;
-  run.lastIndex = from;
-  for (let found = run.exec(text); found; found = run.exec(text)) if (found[0].length === length) return found.index;
-  return -1;
-}
-
-function linked(text, at, matching) {
-  const open = text[at] === "!" ? at + 1 : at;
-  const close = matching.get(open);
-  if (close === undefined || text[close + 1] !== "(") return null;
-  TARGET.lastIndex = close + 1;
-  const found = TARGET.exec(text);
-  return found && { label: text.slice(open + 1, close), target: found[1], end: TARGET.lastIndex };
-}
-
-/** Close what this run closes, then leave what is left of it for a later one. */
-function delimit(out, stack, run) {
-  while (run.closes && run.left) {
-    let at = stack.length - 1;
-    const least = Math.max(0, stack.length - LOOKBACK);
-    while (at >= least && !(stack[at].mark === run.mark && stack[at].left)) at--;
-    if (at < least) break;
-    const opener = stack[at];
-    const size = Math.min(2, opener.left, run.left);
-    if (run.mark === "~" && size < 2) break;
-    stack.length = at + 1;
-    const inner = out.splice(opener.at + 1).map((item) => (item.mark ? item.mark.repeat(item.left) : item));
-    out.push(h(run.mark === "~" ? "del" : size === 2 ? "strong" : "em", {}, inner));
-    opener.left -= size;
-    run.left -= size;
-    if (!opener.left) stack.pop();
-  }
-  if (!run.left) return;
-  run.at = out.push(run) - 1; // stays true: only what stands after it is ever taken out
-  if (run.opens) stack.push(run);
-}
 
 // ---- a text that grows ----------------------------------------------------------------------------------------------
 

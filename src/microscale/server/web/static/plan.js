@@ -38,7 +38,7 @@ function spans(decisions) {
   return out;
 }
 
-/** Who does not run, and why; a reason that changes with the batch size is told for the smallest and the largest. */
+/** The kernels that do not run, and why. A reason that changes with the batch size is given for the smallest and the largest. */
 function losers(decisions) {
   const reasons = new Map();
   for (const decision of decisions)
@@ -51,7 +51,7 @@ function losers(decisions) {
   });
 }
 
-/** Which path of its kernel runs which batch sizes, by the kind of batch; neighbours with the same path together. */
+/** Which path of its kernel runs which batch sizes, by the kind of batch. Neighbours with the same path are one span. */
 function pathSpans(decisions) {
   const forms = new Map();
   for (const { paths = [] } of decisions)
@@ -65,19 +65,19 @@ function pathSpans(decisions) {
   return [...forms];
 }
 
-/** The sizes of a span; the last one of a plan holds for all larger batches too. */
+/** The sizes of a span. The last one is valid for all larger batches too. */
 function sizesOf(span, spans) {
   const number = (n) => n.toLocaleString("en");
   if (span === spans.at(-1)) return `${number(span.first)} and more`;
   return span.first === span.last ? number(span.first) : `${number(span.first)} to ${number(span.last)}`;
 }
 
-/** A table of the paths, with why not the others under each; none where a kernel has one way only. */
+/** A table of the paths, with the reasons against the others under each. A kernel with one path has no table. */
 function pathTable(decisions) {
   const forms = pathSpans(decisions);
   if (!forms.some(([, spans]) => spans.some((span) => span.rejected.length))) return "";
   const row = (form, span, spans) => h("tr", {}, h("th", { scope: "row" }, `${form} ${sizesOf(span, spans)}`.trim()),
-    h("td", {}, span.path ?? "apart, op by op", span.rejected.length
+    h("td", {}, span.path ?? "separate kernels for each op", span.rejected.length
       ? h("details", {}, h("summary", {}, "Why not the others"), h("ul", {}, span.rejected.map(({ name, reason }) => h("li", {}, `${name}: ${reason}`)))) : ""));
   return h("table", { class: "paths" }, h("caption", {}, "Paths by tokens in a batch"),
     h("tbody", {}, forms.flatMap(([form, spans]) => spans.map((span) => row(form, span, spans)))));
@@ -88,7 +88,7 @@ export function planTable(decisions) {
   const layers = grouped(decisions);
   const sizes = layers[0].map((decision) => decision.tokens);
   const axis = h("div", { class: "layer axis", "aria-hidden": "true" }, h("span", {}, "Layer"), h("span", {}, "Format"),
-    h("span", { class: "band" }, sizes.map((size) => h("span", {}, size.toLocaleString("en")))), h("span", { class: "us" }, "One token"));
+    h("span", { class: "band" }, sizes.map((size) => h("span", {}, size.toLocaleString("en")))), h("span", { class: "us" }, "Predicted"));
   return h("div", { class: "plan" }, axis, layers.map((layer) => layerRow(layer, colour)));
 }
 
@@ -101,10 +101,10 @@ function layerRow(decisions, colour) {
     return cell;
   }));
   const chosen = parts.map((part) => h("p", {}, h("code", { class: colour(part.chosen) }, part.chosen),
-    ` runs batches of ${part.from.toLocaleString("en")} to ${part.to.toLocaleString("en")} tokens: ${micro(part.fastest.predicted_us)} to ${micro(part.slowest.predicted_us)} a layer, by ${part.fastest.tuned ? "measurements on this family" : "its stated speed"}.`));
+    ` runs batches of ${part.from.toLocaleString("en")} to ${part.to.toLocaleString("en")} tokens. Predicted time per layer: ${micro(part.fastest.predicted_us)} to ${micro(part.slowest.predicted_us)}, ${part.fastest.tuned ? "based" : "not based"} on measurements on this GPU family.`));
   const others = losers(decisions);
   return h("details", { class: "layer-row" },
-    h("summary", { class: "layer" }, h("span", { class: "name" }, NAMES[first.layer] ?? first.layer), h("span", { class: "format" }, first.format || "–"), band, h("span", { class: "us" }, micro(first.predicted_us))),
+    h("summary", { class: "layer" }, h("span", { class: "name" }, NAMES[first.layer] ?? first.layer), h("span", { class: "format" }, first.format || "–"), band, h("span", { class: "us", title: "Predicted time per layer for one token" }, micro(first.predicted_us), h("span", { class: "only-phone" }, " predicted"))),
     h("div", { class: "reasons" }, chosen, pathTable(decisions), others.length ? h("table", {}, h("caption", {}, "Why not the others"), h("tbody", {}, others.map(({ name, reason }) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, reason))))) : ""));
 }
 
@@ -149,12 +149,12 @@ export function memoryBar(memory) {
   };
 }
 
-/** Who drafts, and from when on that pays, in a sentence or two. */
+/** What drafts, and when it is worth it, in a few sentences. */
 export function draftsLead({ method, num_speculative_tokens: most, length, predicted }) {
-  const lead = `Drafts by ${method}, of up to ${most} tokens${length === "auto" ? ", as long as they pay" : ""}.`;
+  const lead = `Drafts come from ${method} and have up to ${most} tokens${length === "auto" ? ", as many as are worth their time" : ""}.`;
   const longest = predicted.filter(({ sequences, drafts }) => sequences === 1 && drafts <= 3).at(-1);
   if (!longest) return lead;
-  const tokens = longest.drafts === 1 ? "1 token" : `${longest.drafts} tokens`;
-  const pays = longest.pays_from_acceptance === null ? "never pays" : `pays from an acceptance of ${Math.round(100 * longest.pays_from_acceptance)} % on`;
-  return `${lead} With ${tokens} of draft, a step of one sequence is predicted to cost ${longest.ratio.toFixed(2)} × as much; it ${pays}.`;
+  const tokens = longest.drafts === 1 ? "1 draft token" : `${longest.drafts} draft tokens`;
+  const worth = longest.pays_from_acceptance === null ? "That is never worth it." : `That is worth it if at least ${Math.round(100 * longest.pays_from_acceptance)} % of them are accepted.`;
+  return `${lead} With ${tokens}, a step of one sequence is predicted to take ${longest.ratio.toFixed(2)} × as long. ${worth}`;
 }

@@ -160,12 +160,12 @@ export class Running {
       return;
     }
     const where = plan.gpu ? ` on ${plan.gpu}, precision ${plan.precision}` : "";
-    $("running-lead").textContent = `${plan.model}${where}, with up to ${plan.max_model_len.toLocaleString("en")} tokens a conversation.`;
+    $("running-lead").textContent = `${plan.model}${where}, with up to ${plan.max_model_len.toLocaleString("en")} tokens per conversation.`;
     if (plan.decisions?.length) {
-      $("plan-lead").textContent = "Which kernel runs each layer, by the number of tokens in a step. Open a layer to see why the others do not.";
+      $("plan-lead").textContent = "Which kernel runs each layer, by the number of tokens in a step. Times are predicted, not measured: per layer, for one token. Open a layer to see why the other kernels do not run.";
       $("plan").replaceChildren(planTable(plan.decisions));
     } else {
-      $("plan-lead").textContent = "This engine gives no reasons.";
+      $("plan-lead").textContent = "This engine does not explain its plan.";
       $("plan").replaceChildren(h("pre", { class: "plain-plan", tabindex: 0 }, plan.plan));
     }
     $("drafts-card").hidden = !plan.speculative;

@@ -1,18 +1,37 @@
-// How one turn of a conversation looks: what the user said, or reasoning, calls, answer and figures of a model's.
+// How one turn of a conversation looks: a question with its files, or an answer with its reasoning, calls and figures.
 
+import { duration } from "/web/answer.js";
 import { $, copy, h, icon } from "/web/dom.js";
+import { sentFile } from "/web/files.js";
 import { Markdown } from "/web/markdown.js";
 
 const number = new Intl.NumberFormat("en");
 
-export const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`);
-
-export function userTurn(message, onEdit) {
-  const edit = h("button", { type: "button", class: "ghost small", "aria-label": "Edit this message", title: "Edit", onclick: onEdit }, icon("edit"));
-  return h("article", { class: "turn user", "aria-label": "You" }, h("div", { class: "said" }, message.content), edit);
+/** ‹ 1/2 ›: which version of a message is shown, and the way to the others; nothing where there is one. */
+function versionSwitch(message, { versions, show }) {
+  const all = versions(message);
+  if (all.length < 2) return "";
+  const at = all.indexOf(message);
+  const button = (name, sign, step) =>
+    h("button", { type: "button", class: "ghost small", "aria-label": name, title: name, onclick: () => show(all[(at + step + all.length) % all.length], name) }, sign);
+  return h("span", { class: "versions", role: "group", "aria-label": "Versions of this message" },
+    button("Previous version", "‹", -1), h("span", { "aria-label": `Version ${at + 1} of ${all.length}`, role: "img" }, `${at + 1}/${all.length}`), button("Next version", "›", 1));
 }
 
-/** A model's turn. `update` draws what has come; `finish` adds what can be done with it. */
+/** A question. */
+export class UserTurn {
+  constructor(message, actions) {
+    this.message = message;
+    const edit = h("button", { type: "button", class: "ghost small edit", "aria-label": "Edit this message", title: "Edit", onclick: () => actions.edit(message) }, icon("edit"));
+    this.element = h("article", { class: "turn user", "aria-label": "You" },
+      (message.files ?? []).map(sentFile), message.content ? h("div", { class: "said" }, message.content) : "",
+      h("div", { class: "line" }, versionSwitch(message, actions), edit));
+  }
+
+  finish() {}
+}
+
+/** An answer. `update` draws what has come so far; `finish` adds the actions. */
 export class ModelTurn {
   constructor(message, actions) {
     this.message = message;
@@ -55,14 +74,16 @@ export class ModelTurn {
     }
   }
 
+  /** `canAnswer`: the user may enter the results of the calls. */
   finish({ last, canAnswer }) {
+    if (!this.message.ended) return;
     this.element.removeAttribute("aria-busy");
     this.update();
     const { message } = this;
     const notes = [];
     if (message.error) notes.push(note("bad", message.error));
     else if (message.stopped) notes.push(note("", "Stopped."));
-    else if (message.finish === "length") notes.push(note("", "Cut off: the most tokens were reached."));
+    else if (message.finish === "length") notes.push(note("", "The answer was cut off at the maximum number of tokens."));
     else if (!message.content && !message.calls.length) notes.push(note("", "The model ended its turn without an answer."));
     if (message.flaws?.length) notes.push(note("", `The model's output was malformed (${message.flaws.join(", ")}); all of its text is shown.`));
     const copyButton = h("button", { type: "button", class: "ghost small", "aria-label": "Copy the answer", title: "Copy", onclick: () => copy(message.content, copyButton) }, icon("copy"));
@@ -70,7 +91,7 @@ export class ModelTurn {
       ? h("button", { type: "button", class: "ghost labelled", onclick: this.actions.retry }, icon("retry"), "Try again")
       : h("button", { type: "button", class: "ghost small", "aria-label": "Try again", title: "Try again", onclick: this.actions.retry }, icon("retry"));
     this.foot.replaceChildren(...notes,
-      h("div", { class: "line" }, message.content ? copyButton : "", last ? retry : "", h("span", { class: "figures" }, figures(message))));
+      h("div", { class: "line" }, versionSwitch(message, this.actions), message.content ? copyButton : "", last ? retry : "", h("span", { class: "figures" }, figures(message))));
     if (canAnswer) this.calls.replaceChildren(...message.calls.map((call) => callCard(call, this.actions.answer)));
     else for (const form of this.calls.querySelectorAll("form")) form.remove();
   }
@@ -78,7 +99,7 @@ export class ModelTurn {
 
 const note = (kind, text) => h("p", { class: `note ${kind}`, role: kind === "bad" ? "alert" : null }, kind === "bad" ? icon("alert") : "", text);
 
-/** The end of a thought, while it is folded. */
+/** The last words of the reasoning, while it is folded. */
 function lastLine(text) {
   return text.slice(-240).trimEnd().split("\n").at(-1).slice(-120);
 }
@@ -87,7 +108,7 @@ function figures(message) {
   const parts = [];
   if (message.tokens) parts.push(`${number.format(message.tokens)} ${message.tokens === 1 ? "token" : "tokens"}`);
   if (message.rate) parts.push(`${message.rate.toFixed(message.rate < 10 ? 1 : 0)} tok/s`);
-  if (message.first_ms !== undefined) parts.push(`first after ${duration(message.first_ms)}`);
+  if (message.first_ms !== undefined) parts.push(`first token after ${duration(message.first_ms)}`);
   return parts.join(" · ");
 }
 
@@ -95,7 +116,7 @@ function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // still on its way, or not what it should be
+    return text; // incomplete, or not JSON
   }
 }
 
@@ -117,7 +138,7 @@ function callCard(call, onResult = null) {
   return card;
 }
 
-/** Where the reader is: at the end, new text keeps it in sight; elsewhere nothing moves. */
+/** Scrolls with new text while the reader is at the end; elsewhere nothing moves. */
 export class Follower {
   constructor() {
     this.box = $("scroll");
