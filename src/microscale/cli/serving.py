@@ -5,14 +5,17 @@ fetches weights; so the command itself imports this module when it has told the 
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 
 import uvloop
 
+from microscale.errors import MicroscaleError
 from microscale.models import embedded, hub
 from microscale.server.options import ServeOptions
 from microscale.server.run import serve
 from microscale.text.byte_tokenizer import byte_tokenizer
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 
@@ -28,4 +31,12 @@ def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
     """
     if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
-    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+    folder = hub.resolve(name, offline=offline, config_only=True)
+    try:
+        tokenizer = Tokenizer.load(folder)
+        chat_format_for(tokenizer)
+    except MicroscaleError:
+        # First what is wrong with the model: that a GGUF folder has no tokenizer is true, and no help.
+        importlib.import_module("microscale.models.families").read_model_config(folder)
+        raise
+    return tokenizer
