@@ -20,6 +20,7 @@ from microscale.cli import serving
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
+from microscale.explain import Question, explain
 from microscale.models import hub
 from microscale.models.families import find_config
 from microscale.models.published import PUBLISHED, hub_id, preset_of
@@ -110,6 +111,11 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
 def test_names_that_people_type_mean_the_published_checkpoint(name: str) -> None:
     assert preset_of(name) == "gpt-oss-20b"
     assert hub_id(name) == "openai/gpt-oss-20b"
+
+
+def test_explain_of_a_published_checkpoint_needs_no_network() -> None:
+    reports = [explain(Question(name, "gb10", offline=True)) for name in ("gpt-oss-20b", "openai/gpt-oss-20b")]
+    assert reports[0].asked == reports[1].asked
 
 
 def test_every_published_checkpoint_has_a_preset_and_other_names_have_none() -> None:
