@@ -140,7 +140,7 @@ def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], 
     ("arguments", "parts"),
     [
         (("generate", "no-such-model", "--prompt-ids", "1"), ("no-such-model", "folder", "hub id")),
-        (("generate", "gpt-oss-20b", "--prompt-ids", "1"), ("gpt-oss-20b", "--load-format dummy")),
+        (("generate", "gpt-oss-tiny", "--prompt-ids", "1"), ("gpt-oss-tiny", "--load-format dummy")),
         (("generate", "~nosuchuser/x", "--prompt-ids", "1"), ("nosuchuser",)),
         (("generate", "x" * 5000, "--prompt-ids", "1"), ("xxx",)),
         (("generate", "openai/gpt..oss", "--prompt-ids", "1"), ("openai/gpt..oss", "hub id")),

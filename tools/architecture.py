@@ -76,7 +76,12 @@ FEATURES_ASKED: dict[str, set[str]] = {
     "small/fused.py": {"MMA_BF16", "PDL"},
 }
 # The registries of families and formats, and the reader of draft heads, whose files name the family of their layers.
-MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py", "models/draft_heads/config_file.py"}
+MAY_NAME_FAMILIES = {
+    "models/families.py",
+    "models/published.py",
+    "text/formats.py",
+    "models/draft_heads/config_file.py",
+}
 # The oracle, and the bound layers that hand it an implementation's list of paths.
 MAY_READ_PATHS = {"planning/paths.py", "planning/bound.py"}
 

@@ -169,3 +169,26 @@ def test_detect_reads_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     gpu = hardware.detect()
     assert (gpu.sm, gpu.unified, gpu.memory_bytes) == (121, True, 119 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("5090", "rtx5090"),
+        ("RTX 5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("spark", "gb10"),
+        ("DGX Spark", "gb10"),
+        ("pro6000", "rtxpro6000"),
+        ("RTX PRO 6000 Blackwell", "rtxpro6000"),
+        ("H200", "h200"),
+    ],
+)
+def test_names_that_people_type(name: str, card: str) -> None:
+    assert hardware.known(name) is KNOWN[card]
+
+
+@pytest.mark.parametrize("name", ["", "rtx", "509", "6000", "5090 Ti", "x5090"])
+def test_other_names_are_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(Unsupported, match="known are a100, rtx3090"):
+        hardware.known(name)

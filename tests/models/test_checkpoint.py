@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,7 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from microscale.errors import BadCheckpoint
-from microscale.models import hub
 from microscale.models.checkpoint import INDEX, Checkpoint, TensorSpec
 from microscale.models.safetensors_header import MAX_HEADER_BYTES
 
@@ -368,155 +363,3 @@ def test_file_that_vanishes_after_the_check(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors: tensor 'a\.weight' cannot be read"):
         checkpoint.read("a.weight", "cpu")
-
-
-# -- the hub
-
-CLOSED_PORT = "http://127.0.0.1:9"
-COMMIT = "0" * 40
-
-
-def cached(cache: Path) -> Path:
-    """A cache as the hub library leaves it, with one model in it."""
-    repository = cache / "models--owner--tiny"
-    snapshot = repository / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    (snapshot / "config.json").write_text("{}")
-    return single(snapshot)
-
-
-def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
-    assert hub.resolve(str(tmp_path), offline=True) == tmp_path
-
-
-def test_cached_model_needs_no_network(tmp_path: Path) -> None:
-    snapshot = cached(tmp_path)
-    found = hub.resolve("owner/tiny", offline=True, cache_dir=tmp_path)
-    assert found.samefile(snapshot)
-    Checkpoint(found).check(SPECS)
-
-
-@pytest.mark.parametrize("config_only", [False, True])
-def test_cached_model_when_the_hub_cannot_be_reached(config_only: bool, tmp_path: Path) -> None:
-    snapshot = cached(tmp_path)
-    options: dict[str, Any] = {"cache_dir": tmp_path, "endpoint": CLOSED_PORT, "config_only": config_only}
-    assert hub.resolve("owner/tiny", offline=False, **options).samefile(snapshot)
-
-
-def test_model_that_is_not_cached(tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=r"no folder owner/other, .* downloads are switched off"):
-        hub.resolve("owner/other", offline=True, cache_dir=cached(tmp_path).parents[2])
-    with pytest.raises(BadCheckpoint, match=r"no folder owner/other, .* the hub cannot be reached"):
-        hub.resolve("owner/other", offline=False, cache_dir=tmp_path, endpoint=CLOSED_PORT)
-
-
-@pytest.mark.parametrize(
-    "name", ["no-such-folder", "/no/such/folder", "./owner/name", "a/b/c", "../up", "", "own er/x"]
-)
-def test_neither_folder_nor_hub_id(name: str) -> None:
-    with pytest.raises(BadCheckpoint, match="neither an existing folder, nor a hub id"):
-        hub.resolve(name, offline=True)
-
-
-def test_a_file_is_not_a_model(tmp_path: Path) -> None:
-    path = single(tmp_path) / "model.safetensors"
-    with pytest.raises(BadCheckpoint, match="is a file; give the folder"):
-        hub.resolve(str(path), offline=True)
-
-
-class FakeHub(BaseHTTPRequestHandler):
-    """As much of the hub as a download asks for. The repository ``owner/good`` has files, the others have troubles."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    troubles: ClassVar[dict[str, tuple[int, str]]] = {
-        "gated": (403, "GatedRepo"),
-        "gone": (404, "RepoNotFound"),
-        "broken": (400, ""),
-    }
-    asked: ClassVar[list[str]] = []
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        found = re.search(r"owner/(\w+)", path)
-        assert found is not None
-        name = found[1]
-        if name in self.troubles:
-            status, code = self.troubles[name]
-            return self.answer(status, b"{}", {"X-Error-Code": code})
-        if "/tree/" in path:
-            tree = [{"type": "file", "path": p, "size": len(b), "oid": "1" * 40} for p, b in self.files.items()]
-            return self.answer(200, json.dumps(tree).encode())
-        if path.startswith("/api/"):
-            return self.answer(200, json.dumps({"id": "owner/good", "sha": COMMIT, "siblings": []}).encode())
-        file = path.split(f"/resolve/{COMMIT}/")[1]
-        if self.command == "GET":
-            self.asked.append(file)
-        return self.answer(200, self.files[file], {"ETag": f'"{file}"', "X-Repo-Commit": COMMIT})
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Keep the test's output clean."""
-
-
-@pytest.fixture
-def fake_hub(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "source").mkdir()
-    weights = (single(tmp_path / "source") / "model.safetensors").read_bytes()
-    FakeHub.files = {
-        "config.json": b"{}",
-        "README.md": b"no",
-        "model.safetensors": weights,
-        "original/config.json": b"no",
-        "original/model.safetensors": b"no",
-        "metal/model.bin": b"no",
-    }
-    FakeHub.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_download_fetches_only_what_is_needed(fake_hub: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
-    folder = hub.resolve("owner/good", offline=False, config_only=True, **options)
-    assert FakeHub.asked == ["config.json"]
-    assert hub.resolve("owner/good", offline=False, **options) == folder
-    assert FakeHub.asked == ["config.json", "model.safetensors"]
-    Checkpoint(folder).check(SPECS)
-    assert hub.resolve("owner/good", offline=True, **options) == folder
-
-
-def test_half_a_download_is_not_a_model(fake_hub: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
-    hub.resolve("owner/good", offline=False, config_only=True, **options)
-    with pytest.raises(BadCheckpoint, match="not in the cache as a whole"):
-        hub.resolve("owner/good", offline=True, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gated", "owner/gated is gated: accept its terms"),
-        ("gone", "no folder owner/gone, and the hub has no such model"),
-        ("broken", "no folder owner/broken, it is not in the cache as a whole, and the hub cannot be reached"),
-    ],
-)
-def test_what_the_hub_refuses(name: str, message: str, fake_hub: str, tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=message):
-        hub.resolve(f"owner/{name}", offline=False, cache_dir=tmp_path / "cache", endpoint=fake_hub)

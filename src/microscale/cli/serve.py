@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 from dataclasses import dataclass
@@ -284,13 +285,23 @@ def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
 
     The engine knows the presets and refuses other names; here a preset is whatever cannot be anything else.
     """
+    from microscale.errors import MicroscaleError
     from microscale.models import hub
     from microscale.text.byte_tokenizer import byte_tokenizer
+    from microscale.text.formats import chat_format_for
     from microscale.text.tokenizer import Tokenizer
 
     if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
-    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+    folder = hub.resolve(name, offline=offline, config_only=True)
+    try:
+        tokenizer = Tokenizer.load(folder)
+        chat_format_for(tokenizer)
+    except MicroscaleError:
+        # First what is wrong with the model: that a GGUF folder has no tokenizer is true, and no help.
+        importlib.import_module("microscale.models.families").read_model_config(folder)
+        raise
+    return tokenizer
 
 
 def run_server(options: ServeOptions) -> int:

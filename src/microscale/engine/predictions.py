@@ -22,6 +22,7 @@ from microscale.engine.step_times import StepTimes, total
 from microscale.hardware import card_name
 from microscale.hardware.reach import reach
 from microscale.models.outline import Outline
+from microscale.models.published import preset_of
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Activations
 from microscale.planning.oracle import Preference
@@ -90,7 +91,7 @@ class Point:
 
 def preset_name(model: str) -> str:
     """``openai/gpt-oss-20b`` and a folder of that name are the preset as far as speed goes."""
-    return model.rstrip("/").rpartition("/")[2]
+    return preset_of(model) or model.rstrip("/").rpartition("/")[2]
 
 
 def predict(

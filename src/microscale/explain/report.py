@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from microscale import hardware
@@ -20,8 +19,7 @@ from microscale.hardware.links import CardLink, Wait, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.unified import PAGE_CACHE, System, systems
-from microscale.models import hub
-from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
+from microscale.models.families import LoadFormat, ModelConfig, find_config
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import Shard
 from microscale.planning.decision import Plan
@@ -249,7 +247,5 @@ def explain(question: Question) -> Report:
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:
-    """The config of a preset, of a folder or of a hub id, of which only the JSON files are fetched."""
-    if model in PRESETS and not Path(model).is_dir():
-        return preset(model, overrides or {})
-    return read_model_config(hub.resolve(model, offline=offline, config_only=True), overrides)
+    """The config of a preset or of its published checkpoint, which needs no network, of a folder or of a hub id."""
+    return find_config(model, LoadFormat.DUMMY, overrides or {}, offline)

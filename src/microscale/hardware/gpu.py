@@ -8,6 +8,7 @@ module that asks the driver for a compute capability.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,12 +39,25 @@ class UnknownGpu(UserWarning):
     """The card is not in the table; Microscale uses only what every GPU from Ampere on has."""
 
 
+ALIASES = {"spark": "gb10"}
+
+
 def known(name: str) -> Gpu:
-    """The card that ``--gpu NAME`` means."""
-    try:
+    """The card that ``--gpu NAME`` means: ``rtx5090``, ``5090``, ``"RTX 5090"`` and the driver's name are all one."""
+    if name in KNOWN:
         return KNOWN[name]
-    except KeyError:
-        raise Unsupported(f"Unknown GPU {name!r}; known are {', '.join(KNOWN)}.") from None
+    plain = _plain(name)
+    for key, card in KNOWN.items():
+        if plain in (key, key.removeprefix("rtx"), _plain(card.name)):
+            return card
+    if plain in ALIASES:
+        return KNOWN[ALIASES[plain]]
+    raise Unsupported(f"Unknown GPU {name!r}; known are {', '.join(KNOWN)}.")
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone, without the makers' words."""
+    return re.sub(r"nvidia|geforce|dgx|[^a-z0-9]", "", name.lower())
 
 
 def cpu() -> Gpu:

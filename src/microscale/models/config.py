@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.published import refuse_files
 from microscale.parallel.sharding import Shard
 
 CONFIG = "config.json"
@@ -149,7 +150,7 @@ def read_config_file(folder: Path) -> JsonObject:
         if not folder.is_dir():
             raise BadCheckpoint(f"{folder} is not a folder; a model is one with config.json and *.safetensors in it.")
         if not (folder / CONFIG).is_file():
-            raise BadConfig(f"{folder} has no {CONFIG}, so it is not the folder of a model.")
+            refuse_files(str(folder), [file.name for file in folder.iterdir()])
     except OSError as exc:
         raise BadCheckpoint(f"{folder} cannot be read: {exc.strerror}.") from exc
     return read_json_object(folder / CONFIG)

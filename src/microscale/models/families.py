@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from microscale.errors import BadCheckpoint, BadSetting, Unsupported
+from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models import hub
 from microscale.models.config import LoadFormat, ModelConfig, read_config_file
 from microscale.models.decoder import Decoder
@@ -20,6 +20,7 @@ from microscale.models.gemma4.model import Gemma4
 from microscale.models.gpt_oss import config as gpt_oss
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
+from microscale.models.published import PUBLISHED, check_format, preset_of, refuse_architecture
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
@@ -127,20 +128,27 @@ def open_weights(
     change constants, but not the shape of a tensor.
     """
     overrides = overrides or {}
+    config = find_config(model, load_format, overrides, offline)
+    if load_format == LoadFormat.DUMMY:
+        return dummy_weights(config.sharded(shard), seed)
+    folder = hub.resolve(model, offline=offline)
+    return _family_in(folder).open(folder, overrides, shard)
+
+
+def find_config(
+    model: str, load_format: LoadFormat | str, overrides: Mapping[str, object], offline: bool
+) -> ModelConfig:
+    """The config of ``model``. No weights are fetched for it, and nothing for a preset with dummy weights."""
     if load_format not in list(LoadFormat):
         raise BadSetting(f"Unknown load format {load_format!r}; known are {', '.join(LoadFormat)}.")
     # A folder takes precedence, so that one with a preset's name can be opened.
-    if model in PRESETS and not Path(model).is_dir():
-        if load_format != LoadFormat.DUMMY:
-            raise BadCheckpoint(
-                f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
-                f"openai/gpt-oss-20b."
-            )
-        return dummy_weights(preset(model, overrides).sharded(shard), seed)
-    folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
-    if load_format == LoadFormat.DUMMY:
-        return dummy_weights(read_model_config(folder, overrides).sharded(shard), seed)
-    return _family_in(folder).open(folder, overrides, shard)
+    if not Path(model).is_dir():
+        name = model if model in PRESETS else preset_of(model)
+        if name is not None and load_format == LoadFormat.DUMMY:
+            return preset(name, overrides)
+        if name is not None and name not in PUBLISHED:
+            raise BadCheckpoint(f"{model} is a preset without a published checkpoint: add --load-format dummy.")
+    return read_model_config(hub.resolve(model, offline=offline, config_only=True), overrides)
 
 
 def build_model(
@@ -155,8 +163,8 @@ def _family_in(folder: Path) -> ModelFamily[Any, Any]:
     model_type = file.data.get("model_type")
     family = next((family for family in FAMILIES if model_type in family.model_types), None)
     if family is None and isinstance(model_type, str):
-        known = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
-        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported are {known}.")
+        refuse_architecture(file.source, file.data)
+    check_format(file.source, file.data)
     return FAMILIES[0] if family is None else family
 
 
@@ -183,6 +191,7 @@ __all__ = [
     "ModelWeights",
     "build_model",
     "dummy_weights",
+    "find_config",
     "open_weights",
     "preset",
     "read_model_config",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,14 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
+from microscale.models import hub
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind, LoadFormat
 from microscale.models.draft_heads.weights import HeadWeights
-from microscale.models.families import ModelConfig, ModelWeights, open_weights
+from microscale.models.families import ModelConfig, ModelWeights, find_config, open_weights
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.decision import Plan
@@ -37,6 +40,7 @@ from microscale.planning.threads import check_threads
 if TYPE_CHECKING:
     from microscale.engine.ranks.leader import RankTeam
 
+log = logging.getLogger(__name__)
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
 
@@ -119,15 +123,9 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     setup = Setup(
         gpu_of(device), choose_activations(options.dtype, device), preference_of(options), precision_of(options)
     )
-    weights = open_weights(
-        options.model,
-        load_format=options.load_format,
-        overrides=options.hf_overrides,
-        offline=options.offline,
-        seed=options.seed,
-        shard=options.shard,
-    )
-    config, drafts = weights.config, options.speculative
+    # Whatever can be refused is refused before weights are downloaded.
+    config = find_config(options.model, options.load_format, options.hf_overrides, options.offline)
+    config, drafts = config.sharded(options.shard), options.speculative
     workload = replace(workload_of(options), draft_tokens=draft_tokens)
     check(config)
     head = None
@@ -145,7 +143,30 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         available //= options.sharing
     plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
+    if options.load_format != LoadFormat.DUMMY and options.shard.is_first:
+        _announce_download(options, shape, plan, setup, workload.step_tokens)
+    weights = open_weights(
+        options.model,
+        load_format=options.load_format,
+        overrides=options.hf_overrides,
+        offline=options.offline,
+        seed=options.seed,
+        shard=options.shard,
+    )
     return Prepared(options, device, weights, setup, shape, plan, memory, head)
+
+
+def _announce_download(options: EngineConfig, shape: Outline, plan: Plan, setup: Setup, step_tokens: int) -> None:
+    """Say what will be downloaded and how fast it will run, or refuse it if the disk is too small."""
+    missing = hub.missing(options.model, offline=options.offline)
+    if missing is None:
+        return
+    missing.check_disk(options.model)
+    point = predict(shape, plan, setup, Phase.DECODE, 1, min(SHORT_CONTEXT, shape.max_context), step_tokens)
+    log.info(
+        "Downloading %s: %.1f GB in %d files to %s. Predicted on %s: %.3g tokens per second for one sequence.",
+        options.model, missing.bytes / 1e9, missing.files, missing.cache, setup.gpu.name, point.tok_s,
+    )  # fmt: skip
 
 
 # ---- what the options mean -------------------------------------------------------------------------------------------

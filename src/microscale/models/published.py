@@ -1,0 +1,111 @@
+"""The checkpoints that run, by the names that people type, and one sentence about those that do not.
+
+``config.json`` and the names of the files are enough to tell, so nothing large is read or downloaded for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
+
+PUBLISHED = {
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "gemma-4-26b-a4b": "google/gemma-4-26B-A4B-it",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+}
+"""Preset → the hub id of its checkpoint."""
+GGUF = ".gguf"
+RUNS = "Microscale runs gpt-oss, Gemma 4 26B-A4B and Qwen3-MoE"
+_ALIKE = {
+    "gpt-oss-20b": re.compile(r"gpt-?oss.*(?<!1)20b"),
+    "gpt-oss-120b": re.compile(r"gpt-?oss.*120b"),
+    "gemma-4-26b-a4b": re.compile(r"gemma-?4.*26b"),
+    "qwen3-30b-a3b": re.compile(r"qwen3-?30b"),
+}
+_PRESET_OF = {hub_id.lower(): preset for preset, hub_id in PUBLISHED.items()}
+_READABLE = {"mxfp4": None, "modelopt": "MXFP8"}
+"""``quant_method`` → the one algorithm of it that is read, where it has several."""
+_METHODS = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "quark": "Quark",
+    "compressed-tensors": "compressed-tensors",
+}
+
+
+def preset_of(name: str) -> str | None:
+    """The preset that somebody means by ``gpt-oss-20b``, ``gpt-oss:20b`` or ``openai/gpt-oss-20b``, if it is one."""
+    lower = name.strip().lower().replace(":", "-")
+    return lower if lower in PUBLISHED else _PRESET_OF.get(lower)
+
+
+def hub_id(name: str) -> str:
+    """What to fetch for ``name``: a preset's published checkpoint, or the name itself."""
+    return PUBLISHED[preset] if "/" not in name and (preset := preset_of(name)) else name
+
+
+def refuse_files(model: str, names: Sequence[str]) -> None:
+    """Raise what a folder or repository without config.json is. ``names``: of its files."""
+    raise _without_config(model, names)
+
+
+def _without_config(model: str, names: Sequence[str]) -> MicroscaleError:
+    if any(name.lower().endswith(GGUF) for name in names):
+        return Unsupported(f"{model} is in GGUF, llama.cpp's format; Microscale reads safetensors. {_instead(model)}")
+    if not names:
+        return BadCheckpoint(f"{model} is empty; a model is a folder with config.json and *.safetensors in it.")
+    return BadCheckpoint(f"{model} has no config.json, so it is not a model. {_instead(model)}")
+
+
+def refuse_architecture(source: str, config: Mapping[str, Any]) -> None:
+    """Raise that no family runs this ``model_type``."""
+    names = config.get("architectures")
+    what = f" ({names[0]})" if isinstance(names, list) and names else ""
+    kind = f"'model_type' {config.get('model_type')!r}{what}"
+    raise Unsupported(f"{source}: {kind} is not supported. {RUNS}, for example {_example()}.")
+
+
+def check_format(source: str, config: Mapping[str, Any]) -> None:
+    """Raise if the weights are quantised in a way that no family reads."""
+    quantisation = config.get("quantization_config")
+    if not isinstance(quantisation, Mapping):
+        return
+    method, algorithm = quantisation.get("quant_method"), quantisation.get("quant_algo")
+    if not isinstance(method, str) or not isinstance(algorithm, str | None):
+        return  # the family's reader reports the key
+    if method in _READABLE and algorithm in (None, _READABLE[method]):
+        return
+    raise Unsupported(
+        f"{source}: the weights are in {_format_name(method, quantisation)}, which Microscale does not read; it reads "
+        f"BF16, MXFP4 and MXFP8. {_instead(source + ' ' + str(config.get('_name_or_path', '')))}"
+    )
+
+
+def _format_name(method: str, quantisation: Mapping[str, Any]) -> str:
+    detail = quantisation.get("quant_algo") or quantisation.get("format")
+    name = _METHODS.get(method, method)
+    if "nvfp4" in str(detail).lower():
+        return f"NVFP4 ({name})"
+    if method == "modelopt":
+        return str(detail)
+    return f"{name} ({detail})" if detail else name
+
+
+def _instead(text: str) -> str:
+    """The nearest checkpoint that runs, by what a name or a path contains."""
+    lower = text.lower()
+    for preset, pattern in _ALIKE.items():
+        if pattern.search(lower):
+            return f"{PUBLISHED[preset]} runs."
+    return f"{RUNS}, for example {_example()}."
+
+
+def _example() -> str:
+    return PUBLISHED["gpt-oss-20b"]
