@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from microscale import doctor, hardware
-from microscale.doctor import Finding, Health
+from microscale.doctor import Finding, Severity
 from microscale.hardware import triton_faults
 from microscale.hardware.triton_faults import TritonFault, TritonForm
 
@@ -32,9 +32,9 @@ def test_a_machine_without_a_gpu_is_healthy(monkeypatch: pytest.MonkeyPatch) -> 
     findings = doctor.examine()
     assert doctor.healthy(findings)
     assert [f.name for f in findings][:3] == ["Microscale", "Python", "torch"]
-    assert finding("Driver").status is Health.NOTE
-    assert finding("GPU").status is Health.NOTE
-    assert finding("ptxas").status is Health.OK
+    assert finding("Driver").status is Severity.NOTE
+    assert finding("GPU").status is Severity.NOTE
+    assert finding("ptxas").status is Severity.OK
     assert "GiB" in finding("Memory").value
     assert json.loads(json.dumps(doctor.to_json(findings)))["ok"] is True
 
@@ -59,7 +59,7 @@ def test_a_missing_package_is_broken_and_says_how_to_install_it(monkeypatch: pyt
     assert finding("triton").fix == "pip install --upgrade 'triton>=3.6'"
     assert not doctor.healthy(doctor.examine())
     # Without the server's packages the core is whole.
-    assert finding("Server").status is Health.NOTE
+    assert finding("Server").status is Severity.NOTE
     assert finding("Server").value == "no fastapi"
     assert "pip install microscale" in (finding("Server").fix or "")
 
@@ -68,7 +68,7 @@ def test_an_old_package_of_the_server_is_named_with_its_version(monkeypatch: pyt
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.7.6" if name == "llguidance" else real(name))
     assert finding("Server").value == "llguidance 1.7.6"
-    assert finding("Server").status is Health.NOTE
+    assert finding("Server").status is Severity.NOTE
     assert doctor.healthy(doctor.examine())
 
 
@@ -76,9 +76,9 @@ def test_the_server_of_a_tree_that_is_not_installed_is_unknown(monkeypatch: pyte
     def requires(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    assert finding("Server") == Finding("Server", Health.OK, "all packages installed")
+    assert finding("Server") == Finding("Server", Severity.OK, "all packages installed")
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert finding("Server").status is Health.NOTE
+    assert finding("Server").status is Severity.NOTE
     assert "without being installed" in finding("Server").value
 
 
@@ -100,7 +100,7 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_broken(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert finding("Driver").value == "580.159.03"
-    assert finding("GPU").status is Health.BROKEN
+    assert finding("GPU").status is Severity.BROKEN
     assert "CUDA support" in (finding("GPU").fix or "")
 
 
@@ -113,7 +113,7 @@ def test_a_driver_too_old_for_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_driver_that_fails_shows_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with_driver(monkeypatch, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9)
-    assert finding("Driver").status is Health.BROKEN
+    assert finding("Driver").status is Severity.BROKEN
     assert "couldn't communicate" in finding("Driver").value
 
 
@@ -131,7 +131,7 @@ def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.Monkey
     assert (
         finding("GPU 0").value == "NVIDIA GB10, SM 12.1 (family sm120), 48 SMs, 100.0 of 120.0 GiB unified memory free"
     )
-    assert (finding("GPU 0").status, finding("GPU 1").status) == (Health.OK, Health.NOTE)
+    assert (finding("GPU 0").status, finding("GPU 1").status) == (Severity.OK, Severity.NOTE)
 
 
 def one_gb10(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:
@@ -146,7 +146,7 @@ def one_gb10(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:
 def test_a_triton_without_faults_of_ours_is_named_and_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     one_gb10(monkeypatch, "3.8.0")
     found = finding("Triton for GPU 0")
-    assert found.status is Health.OK
+    assert found.status is Severity.OK
     assert found.value == "3.8.0 on SM 12.1: 3 known miscompilations, none in our kernels"
 
 
@@ -158,7 +158,7 @@ def test_a_triton_that_compiles_a_path_of_ours_wrong_is_a_note_with_the_report(
     monkeypatch.setattr(triton_faults, "FAULTS", (fault,))
     one_gb10(monkeypatch, "9.9.9+git123")
     found = finding("Triton for GPU 0")
-    assert found.status is Health.NOTE
+    assert found.status is Severity.NOTE
     assert address in found.value
     assert "grouped experts, block-scaled / dense GEMM, block-scaled" in found.value
     assert doctor.healthy(doctor.examine())

@@ -29,7 +29,7 @@ REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-h
 DEPENDENCY = re.compile(r"([\w-]+)>=([\d.]+)(?!.*extra ==)")
 
 
-class Health(StrEnum):
+class Severity(StrEnum):
     OK = "ok"
     NOTE = "note"
     """It works, but could be better; ``fix`` says how."""
@@ -41,7 +41,7 @@ class Finding:
     """One line of the report."""
 
     name: str
-    status: Health
+    status: Severity
     value: str
     fix: str | None = None
 
@@ -51,7 +51,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _python() -> Finding:
-    return Finding("Python", Health.OK, f"{platform.python_version()} at {sys.executable}")
+    return Finding("Python", Severity.OK, f"{platform.python_version()} at {sys.executable}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -60,12 +60,12 @@ def _packages() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, Health.BROKEN, "not installed", f"pip install '{name}>={wanted}'")
+            yield Finding(name, Severity.BROKEN, "not installed", f"pip install '{name}>={wanted}'")
             continue
         if _version(version) < minimum:
-            yield Finding(name, Health.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
+            yield Finding(name, Severity.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
         else:
-            yield Finding(name, Health.OK, version)
+            yield Finding(name, Severity.OK, version)
 
 
 def _server() -> Finding:
@@ -74,7 +74,7 @@ def _server() -> Finding:
     try:
         lines = importlib.metadata.requires("microscale") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("Server", Health.NOTE, "unknown: Microscale runs here without being installed", fix)
+        return Finding("Server", Severity.NOTE, "unknown: Microscale runs here without being installed", fix)
     missing = []
     for name, least in (line.groups() for line in map(DEPENDENCY.match, lines) if line):
         if name in REQUIRED:
@@ -87,8 +87,8 @@ def _server() -> Finding:
         if _version(version) < _version(least):
             missing.append(f"{name} {version}")
     if missing:
-        return Finding("Server", Health.NOTE, ", ".join(missing), fix)
-    return Finding("Server", Health.OK, "all packages installed")
+        return Finding("Server", Severity.NOTE, ", ".join(missing), fix)
+    return Finding("Server", Severity.OK, "all packages installed")
 
 
 def _ptxas() -> Finding:
@@ -98,30 +98,30 @@ def _ptxas() -> Finding:
     path = folder / "ptxas" if folder and (folder / "ptxas").exists() else shutil.which("ptxas")
     if path is None:
         fix = "Reinstall triton from a wheel: pip install --force-reinstall triton"
-        return Finding("ptxas", Health.BROKEN, "not found", fix)
+        return Finding("ptxas", Severity.BROKEN, "not found", fix)
     try:
         text = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("ptxas", Health.BROKEN, f"{path} does not run: {error}", "Reinstall triton from a wheel.")
+        return Finding("ptxas", Severity.BROKEN, f"{path} does not run: {error}", "Reinstall triton from a wheel.")
     release = re.search(r"release [\d.]+, V([\d.]+)", text)
-    return Finding("ptxas", Health.OK, f"{release[1] if release else 'unknown version'} at {path}")
+    return Finding("ptxas", Severity.OK, f"{release[1] if release else 'unknown version'} at {path}")
 
 
 def _driver() -> Finding:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         fix = "Install the NVIDIA driver if this machine has a GPU; without one Microscale runs on the CPU."
-        return Finding("Driver", Health.NOTE, "no nvidia-smi on the PATH", fix)
+        return Finding("Driver", Severity.NOTE, "no nvidia-smi on the PATH", fix)
     query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("Driver", Health.BROKEN, f"nvidia-smi does not run: {error}", "Reinstall the NVIDIA driver.")
+        return Finding("Driver", Severity.BROKEN, f"nvidia-smi does not run: {error}", "Reinstall the NVIDIA driver.")
     lines = answer.stdout.strip().splitlines()
     if answer.returncode or not lines:
         output = (answer.stdout + answer.stderr).strip() or f"exit status {answer.returncode}"
-        return Finding("Driver", Health.BROKEN, output.splitlines()[0], "Reload or reinstall the NVIDIA driver.")
-    return Finding("Driver", Health.OK, lines[0])
+        return Finding("Driver", Severity.BROKEN, output.splitlines()[0], "Reload or reinstall the NVIDIA driver.")
+    return Finding("Driver", Severity.OK, lines[0])
 
 
 def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
@@ -131,12 +131,12 @@ def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
     affected = {fault: paths for fault in faults if (paths := users(fault.form))}
     if not affected:
         known = f"{len(faults)} known miscompilations, none in our kernels" if faults else "no known miscompilation"
-        return Finding(f"Triton for {name}", Health.OK, f"{version} on SM {gpu.capability}: {known}")
+        return Finding(f"Triton for {name}", Severity.OK, f"{version} on SM {gpu.capability}: {known}")
     details = "; ".join(
         f"{f.form}: {f.what} ({f.issue}); not used: {' / '.join(paths)}" for f, paths in affected.items()
     )
     fix = "Install a Triton without this fault; until then other kernels run, and explain shows which."
-    return Finding(f"Triton for {name}", Health.NOTE, f"{version} on SM {gpu.capability} miscompiles {details}", fix)
+    return Finding(f"Triton for {name}", Severity.NOTE, f"{version} on SM {gpu.capability} miscompiles {details}", fix)
 
 
 def _gpus(has_driver: bool) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
             fix = "This torch is built for CPUs: reinstall torch with CUDA support."
         elif has_driver:
             fix = f"torch is built for CUDA {torch.version.cuda}, which needs a newer driver than this one."
-        yield Finding("GPU", Health.NOTE if fix is None else Health.BROKEN, "none that torch can use", fix)
+        yield Finding("GPU", Severity.NOTE if fix is None else Severity.BROKEN, "none that torch can use", fix)
         return
     for index in range(torch.cuda.device_count()):
         with warnings.catch_warnings(record=True) as caught:
@@ -154,7 +154,7 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
             try:
                 gpu = hardware.detect(index)
             except Unsupported as error:
-                yield Finding(f"GPU {index}", Health.NOTE, torch.cuda.get_device_name(index), str(error))
+                yield Finding(f"GPU {index}", Severity.NOTE, torch.cuda.get_device_name(index), str(error))
                 continue
         free = hardware.available_memory(gpu, index) / hardware.GIB
         kind = "unified" if gpu.unified else "GPU"
@@ -163,33 +163,33 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
             f"{free:.1f} of {gpu.memory_bytes / hardware.GIB:.1f} GiB {kind} memory free"
         )
         unknown = next((str(w.message) for w in caught if issubclass(w.category, hardware.UnknownGpu)), None)
-        yield Finding(f"GPU {index}", Health.NOTE if unknown else Health.OK, value, unknown)
+        yield Finding(f"GPU {index}", Severity.NOTE if unknown else Severity.OK, value, unknown)
         yield _triton_faults(gpu, f"GPU {index}")
 
 
 def _memory() -> Finding:
     total, available = (size / hardware.GIB for size in hardware.system_memory())
-    return Finding("Memory", Health.OK, f"{available:.1f} of {total:.1f} GiB available")
+    return Finding("Memory", Severity.OK, f"{available:.1f} of {total:.1f} GiB available")
 
 
 def examine() -> list[Finding]:
     """All findings, in the order in which a user would fix them."""
     driver = _driver()
     return [
-        Finding("Microscale", Health.OK, __version__),
+        Finding("Microscale", Severity.OK, __version__),
         _python(),
         *_packages(),
         _server(),
         _ptxas(),
         driver,
-        *_gpus(driver.status is Health.OK),
+        *_gpus(driver.status is Severity.OK),
         _memory(),
     ]
 
 
 def healthy(findings: list[Finding]) -> bool:
     """True if nothing is broken; notes do not count."""
-    return all(finding.status is not Health.BROKEN for finding in findings)
+    return all(finding.status is not Severity.BROKEN for finding in findings)
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:

@@ -45,12 +45,12 @@ def table(card: str, rows: str) -> str:
 
 def row(card: str, model: str, precision: str) -> str:
     report = explain(Question(model=model, gpu=card, precision=make_precision(precision, (), "auto", "auto")))
-    found = report.to_json()
-    needed = found["memory"]["bytes"]["total"] / GIB
+    data = report.to_json()
+    needed = data["memory"]["bytes"]["total"] / GIB
     if report.refusal is not None:
         return f"| {model}, `{precision}` | {needed:.1f}: does not fit | | | | | |\n"
-    decode = {each["batch"]: each for each in found["predicted"]["decode"] if each["context"] == CONTEXT}
-    (prompt,) = (each for each in found["predicted"]["prefill"] if each["tokens"] == PROMPT)
+    decode = {each["batch"]: each for each in data["predicted"]["decode"] if each["context"] == CONTEXT}
+    (prompt,) = (each for each in data["predicted"]["prefill"] if each["tokens"] == PROMPT)
     speeds = " | ".join(_speed(decode[batch]) if batch in decode else "does not fit" for batch in BATCHES)
     basis = decode[1]["basis"]
     return f"| {model}, `{precision}` | {needed:.1f} | {speeds} | {_speed(prompt)} | {basis} |\n"

@@ -70,16 +70,16 @@ def for_site(source: str, text: str) -> str:
     here = place(source)
     assert here is not None, source
 
-    def moved(found: re.Match[str]) -> str:
-        target = found["target"]
+    def moved(link: re.Match[str]) -> str:
+        target = link["target"]
         if re.match(r"[a-z]+:", target) or target.startswith("#"):
-            return found[0]
+            return link[0]
         file, anchor = resolve(source, target)
         there = place(file)
         if there is None:  # a source file or a folder: keep the text only
-            return found["text"]
+            return link["text"]
         relative = os.path.relpath(there, PurePosixPath(here).parent)
-        return f"{found['image']}[{found['text']}]({relative}{'#' + anchor if anchor else ''})"
+        return f"{link['image']}[{link['text']}]({relative}{'#' + anchor if anchor else ''})"
 
     return in_prose(text, lambda part: lists(LINK.sub(moved, part)))
 

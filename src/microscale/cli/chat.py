@@ -270,10 +270,10 @@ def started_server(options: list[str]) -> Iterator[str]:
             while not ready.wait(0.1):
                 if log:
                     status.update(f"Starting the server: {escape(clean(log[-1].strip())[:80])}")
-        found = SERVING.search("".join(log))
-        if found is None:
+        serving = SERVING.search("".join(log))
+        if serving is None:
             raise ServerError(f"The server did not start.\n{''.join(log).strip()}")
-        yield found.group(1)
+        yield serving.group(1)
     finally:
         process.terminate()
         try:

@@ -91,7 +91,7 @@ def with_sums(point: Point, link: CardLink, world: int, sums: int, row_bytes: in
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class UnifiedRoom:
     """What fits next to the system on a card with unified memory."""
 
     system: System
@@ -105,7 +105,7 @@ class SharedMemory:
         return {**asdict(self.system), "page_cache": PAGE_CACHE, **figures}
 
 
-def shared_memory(memory: Memory) -> Iterator[SharedMemory]:
+def shared_memory(memory: Memory) -> Iterator[UnifiedRoom]:
     """One for each way to run the machine; none if the free memory of this machine was measured."""
     if memory.available is not None:
         return
@@ -114,7 +114,7 @@ def shared_memory(memory: Memory) -> Iterator[SharedMemory]:
         free = memory.gpu.memory_bytes - system.takes - PAGE_CACHE
         usable, _ = usable_memory(memory.gpu, work.utilization, free, work.reserve)
         left = replace(memory, usable=usable, available=free)
-        yield SharedMemory(system, usable, left.max_context, left.max_sequences)
+        yield UnifiedRoom(system, usable, left.max_context, left.max_sequences)
 
 
 @dataclass(frozen=True)

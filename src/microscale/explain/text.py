@@ -103,31 +103,31 @@ def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
                 same[-1] = replace(same[-1], last=path.last)
             else:
                 same.append(path)
-    several = any(path.rejected for found in by_form.values() for path in found)
+    several = any(path.rejected for paths in by_form.values() for path in paths)
     return by_form if several else {}
 
 
-def path_text(found: list[PathSpan]) -> str:
+def path_text(spans: list[PathSpan]) -> str:
     """``1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list; 65-: wgmma``."""
     parts = []
-    for span in found:
+    for span in spans:
         # The last decision holds beyond its own batch size.
-        last = "-" if span is found[-1] else "" if span.first == span.last else f"-{span.last}"
+        last = "-" if span is spans[-1] else "" if span.first == span.last else f"-{span.last}"
         parts.append(f"{span.first}{last}: {span.path or 'apart'}")
     return "; ".join(parts)
 
 
-def path_reasons(form: str, found: list[PathSpan]) -> dict[str, str]:
+def path_reasons(form: str, spans: list[PathSpan]) -> dict[str, str]:
     """Reason → the paths that it rules out. A reason that varies with tokens is given at the first and last count, one
     that varies with the kind of batch for the largest of that kind. The JSON has every span."""
     by_name: dict[str, dict[int, str]] = {}
-    for span in found[-1:] if form else found:
+    for span in spans[-1:] if form else spans:
         for rejected in span.rejected:
             by_name.setdefault(rejected.name, {})[span.first] = rejected.reason
     by_text: dict[str, list[str]] = {}
     for name, reasons in by_name.items():
         by_text.setdefault(_by_size(reasons), []).append(name)
-    known = {*by_name, *(span.path for span in found if span.path)}
+    known = {*by_name, *(span.path for span in spans if span.path)}
     return {text: _together(names, known) for text, names in by_text.items()}
 
 
@@ -152,15 +152,15 @@ def _by_size(reasons: dict[int, str]) -> str:
 
 
 def _paths(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
-    for form, found in by_form.items():
-        text = f"{form} {path_text(found)}".strip()
+    for form, spans in by_form.items():
+        text = f"{form} {path_text(spans)}".strip()
         for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="  "):
             yield f"    {escape(line)}"
 
 
 def _path_reasons(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
-    for form, found in by_form.items():
-        for text, names in path_reasons(form, found).items():
+    for form, spans in by_form.items():
+        for text, names in path_reasons(form, spans).items():
             reason = f"{f'{form}: ' if form else ''}not {names}: {text}"
             for line in textwrap.wrap(reason, WIDTH - 4, subsequent_indent="  "):
                 yield f"    [dim]{escape(line)}[/]"
