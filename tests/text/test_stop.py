@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microscale.errors import BadRequest
-from microscale.text.stop import MAX_STOP_CHARS, MAX_STOPS, StopStrings
+from microscale.text.stop import MAX_STOP_CHARS, StopStrings
 
 # Few letters, so that stops overlap and begin again inside themselves.
 words = st.text("ab", min_size=1, max_size=5)
@@ -69,7 +69,7 @@ def test_nothing_follows_a_stop() -> None:
     assert [watch.feed("ax"), watch.feed("b"), watch.flush()] == ["a", "", ""]
 
 
-@pytest.mark.parametrize("stops", [[""], ["a"] * (MAX_STOPS + 1), ["a" * (MAX_STOP_CHARS + 1)]])
+@pytest.mark.parametrize("stops", [[""], ["a", ""], ["a" * (MAX_STOP_CHARS + 1)]])
 def test_limits(stops: list[str]) -> None:
     with pytest.raises(BadRequest):
         StopStrings(stops)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from microscale.errors import BadRequest
 
-MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
 
@@ -29,9 +28,7 @@ class _Node:
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Raise for too many, empty, or too long stop strings."""
-    if len(stops) > MAX_STOPS:
-        raise BadRequest(f"There are {len(stops)} stop strings; the maximum is {MAX_STOPS}.")
+    """Raise for an empty or too long stop string."""
     for stop in stops:
         if not stop:
             raise BadRequest("A stop string is empty; it would stop before the first character.")
