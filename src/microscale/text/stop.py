@@ -20,7 +20,7 @@ MAX_STOP_CHARS = 256
 class _Node:
     depth: int
     """How many characters of a stop string have been read, and must be held back."""
-    found: str | None = None
+    matched: str | None = None
     """The longest stop string that ends here."""
     fallback: _Node | None = None
     """The node of the longest proper suffix that also begins a stop string."""
@@ -46,7 +46,7 @@ class StopStrings:
         self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
-        self.found: str | None = None
+        self.matched: str | None = None
         """The stop string that ended the stream."""
 
     @property
@@ -56,7 +56,7 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """The text that certainly comes before any stop string; empty after one."""
-        if self.found is not None:
+        if self.matched is not None:
             return ""
         if not self._root.next:
             return text
@@ -65,10 +65,10 @@ class StopStrings:
             while char not in node.next and node.fallback is not None:
                 node = node.fallback
             node = node.next.get(char, self._root)
-            if node.found is not None:
-                self.found = node.found
+            if node.matched is not None:
+                self.matched = node.matched
                 text, self._held = self._held + text[: at + 1], ""
-                return text if self._keep else text[: -len(node.found)]
+                return text if self._keep else text[: -len(node.matched)]
         self._node = node
         text = self._held + text
         cut = len(text) - node.depth
@@ -87,7 +87,7 @@ def _automaton(stops: Sequence[str]) -> _Node:
         node = root
         for char in stop:
             node = node.next.setdefault(char, _Node(node.depth + 1))
-        node.found = stop
+        node.matched = stop
     # Breadth first: the fallback of a node is shallower, so it is complete when it is needed.
     queue: deque[_Node] = deque()
     for child in root.next.values():
@@ -100,6 +100,6 @@ def _automaton(stops: Sequence[str]) -> _Node:
             while fallback is not None and char not in fallback.next:
                 fallback = fallback.fallback
             child.fallback = root if fallback is None else fallback.next[char]
-            child.found = child.found or child.fallback.found
+            child.matched = child.matched or child.fallback.matched
             queue.append(child)
     return root

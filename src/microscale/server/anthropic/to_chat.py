@@ -215,9 +215,9 @@ def renamed(error: BadField, request: CountRequest) -> BadField:
     """The error with the names and indices that fields have in this API."""
     places = [at for at, _ in custom_tools(request)]
 
-    def place(found: re.Match[str]) -> str:
-        at = int(found[1])
-        return f"tools[{places[at]}]" if at < len(places) else found[0]
+    def place(match: re.Match[str]) -> str:
+        at = int(match[1])
+        return f"tools[{places[at]}]" if at < len(places) else match[0]
 
     def here(text: str) -> str:
         for chat, own in RENAMED:

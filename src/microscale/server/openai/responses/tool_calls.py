@@ -123,9 +123,9 @@ class CustomInput:
         return text
 
     def _decoded(self) -> str:
-        found = WHOLE.match(self._held)
-        assert found is not None  # the pattern also matches the empty string
-        end = found.end()
+        match = WHOLE.match(self._held)
+        assert match is not None  # the pattern also matches the empty string
+        end = match.end()
         self._ended = self._held[end : end + 1] == '"'
         if not self._ended and (high := HIGH.search(self._held, 0, end)) is not None:
             end = high.start()  # half a character
