@@ -1,1 +1,1 @@
-"""Microscale inside other engines. Nothing here is imported unless the other engine asks for it."""
+"""Microscale inside other engines. Only the other engine imports these modules."""

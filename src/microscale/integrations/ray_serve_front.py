@@ -70,11 +70,11 @@ class Front:
     async def relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         try:
-            asked = await self._read(scope, receive)
+            routed = await self._read(scope, receive)
         except MicroscaleError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        work = asyncio.create_task(self._answer(asked, _Reply(asked.scope, send)))
+        work = asyncio.create_task(self._answer(routed, _Reply(routed.scope, send)))
         gone = asyncio.create_task(_wait_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -103,34 +103,34 @@ class Front:
             plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body))
         )
 
-    async def _answer(self, asked: RoutedRequest, reply: _Reply) -> None:
+    async def _answer(self, routed: RoutedRequest, reply: _Reply) -> None:
         error: MicroscaleError = EngineDied(f"{TRIES} replicas could not answer this request.")
         for attempt in range(TRIES):
             try:
-                if await self._pass_on(asked, reply, last=attempt == TRIES - 1):
+                if await self._pass_on(routed, reply, last=attempt == TRIES - 1):
                     return
             except BackPressureError:
                 error = QueueFull("All replicas are busy, and too many requests are waiting.")
                 break
             except (RayError, RayServeException) as lost:
-                log.warning("Replica %s is lost: %s", asked.replica, type(lost).__name__)
+                log.warning("Replica %s is lost: %s", routed.replica, type(lost).__name__)
                 if reply.begun:
                     error = EngineDied("The replica ended before its answer was complete.")
                     break
-            asked.avoid.add(asked.replica)
+            routed.avoid.add(routed.replica)
         await reply.error(error)
 
-    async def _pass_on(self, asked: RoutedRequest, reply: _Reply, *, last: bool) -> bool:
+    async def _pass_on(self, routed: RoutedRequest, reply: _Reply, *, last: bool) -> bool:
         """Pass on one replica's answer. False: there is none, and another replica should try."""
-        pieces = self._replicas.answer.remote(asked)
+        pieces = self._replicas.answer.remote(routed)
         head: ReplyHead | None = None
         whole: list[bytes] = []
         try:
             async for piece in pieces:
                 if isinstance(piece, ReplyHead):
-                    head = ReplyHead(piece.status, [*piece.headers, _named(asked)])
+                    head = ReplyHead(piece.status, [*piece.headers, _named(routed)])
                 elif head is not None and _is_stream(head):
-                    self._note_home(asked, piece)
+                    self._note_home(routed, piece)
                     await reply.stream(head, piece)
                 else:
                     whole.append(piece)  # sent when complete: until then another replica can take over
@@ -138,15 +138,15 @@ class Front:
             pieces.cancel()  # does nothing if it has ended
         if head is None or (head.status in UNAVAILABLE and not last):
             return False
-        self._note_home(asked, b"".join(whole))
+        self._note_home(routed, b"".join(whole))
         await reply.end(head, b"".join(whole))
         return True
 
-    def _note_home(self, asked: RoutedRequest, piece: bytes) -> None:
+    def _note_home(self, routed: RoutedRequest, piece: bytes) -> None:
         """Remember the replica of a response: its id is the first in ``piece``."""
-        if asked.scope["path"] != RESPONSES or (found := RESPONSE_ID.search(piece)) is None:
+        if routed.scope["path"] != RESPONSES or (match := RESPONSE_ID.search(piece)) is None:
             return
-        self._homes.setdefault(found[1], asked.replica)
+        self._homes.setdefault(match[1], routed.replica)
         if len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
 
@@ -213,8 +213,8 @@ def named_response(path: str, body: bytes) -> bytes:
     return path.removeprefix(RESPONSES).strip("/").partition("/")[0].encode()
 
 
-def _named(asked: RoutedRequest) -> tuple[bytes, bytes]:
-    return REPLICA, str(getattr(asked.replica, "unique_id", "-")).encode()
+def _named(routed: RoutedRequest) -> tuple[bytes, bytes]:
+    return REPLICA, str(getattr(routed.replica, "unique_id", "-")).encode()
 
 
 def _is_stream(head: ReplyHead) -> bool:

@@ -35,10 +35,10 @@ class Replica:
         self._app = make_app(self._host)
         self._watching = asyncio.create_task(self._watch())
 
-    async def answer(self, asked: RoutedRequest) -> AsyncIterator[ReplyHead | bytes]:
+    async def answer(self, routed: RoutedRequest) -> AsyncIterator[ReplyHead | bytes]:
         """Head and body, in pieces as they come. Closing the iterator aborts the request."""
-        client = _Client(asked.body)
-        work = asyncio.create_task(self._app(asked.scope, client.receive, client.send))
+        client = _Client(routed.body)
+        work = asyncio.create_task(self._app(routed.scope, client.receive, client.send))
         work.add_done_callback(lambda _: client.end())
         try:
             num_sent = 0

@@ -26,15 +26,15 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        asked = _asked(pending_request)
+        routed = _routed_request(pending_request)
         if pending_request is not None:
             # One round tries all replicas; Ray waits before the next.
             pending_request.routing_context.should_backoff = True
         by_number = {self._numbers[r.replica_id]: r for r in candidate_replicas if r.replica_id in self._numbers}
         loads = {number: self._load(number, replica) for number, replica in by_number.items()}
-        order = [by_number[number] for number in self._policy.order(asked.chain if asked else (), loads)]
-        if asked is not None and (asked.avoid or asked.home is not None):
-            order.sort(key=lambda replica: (replica.replica_id in asked.avoid, replica.replica_id != asked.home))
+        order = [by_number[number] for number in self._policy.order(routed.chain if routed else (), loads)]
+        if routed is not None and (routed.avoid or routed.home is not None):
+            order.sort(key=lambda replica: (replica.replica_id in routed.avoid, replica.replica_id != routed.home))
         return [[replica] for replica in order]
 
     def _load(self, number: int, replica: RunningReplica) -> int:
@@ -62,10 +62,10 @@ class PrefixRouter(RequestRouter):
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         super().on_request_routed(pending_request, replica_id, result)
-        asked, number = _asked(pending_request), self._numbers.get(replica_id)
-        if asked is not None and number is not None:
-            asked.replica = replica_id
-            self._policy.routed(asked.chain, number)
+        routed, number = _routed_request(pending_request), self._numbers.get(replica_id)
+        if routed is not None and number is not None:
+            routed.replica = replica_id
+            self._policy.routed(routed.chain, number)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
@@ -79,7 +79,7 @@ class PrefixRouter(RequestRouter):
             self._policy.forget(number)
 
 
-def _asked(pending: PendingRequest | None) -> RoutedRequest | None:
+def _routed_request(pending: PendingRequest | None) -> RoutedRequest | None:
     if pending is None or not pending.args:
         return None
     first = pending.args[0]

@@ -37,7 +37,7 @@ def register() -> None:
 
 def _check_version(version: str) -> None:
     """Refuse a version outside the range: vLLM does not promise to keep the interface that we use."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or not FIRST <= (int(found[1]), int(found[2])) <= LAST:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or not FIRST <= (int(match[1]), int(match[2])) <= LAST:
         first, last = (".".join(map(str, end)) for end in (FIRST, LAST))
         raise Unsupported(f"this is vLLM {version}, and the plug-in is made for {first} to {last}.")

@@ -59,18 +59,18 @@ class RequestLimits:
 
 def read_keys(keys: list[str], file: Path | None) -> tuple[bytes, ...]:
     """The keys of ``--api-key`` and ``--api-key-file``. An empty file is an error: it would leave the server open."""
-    found = list(keys)
+    all_keys = list(keys)
     if file is not None:
         try:
             lines = [line.strip() for line in file.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
-        found += [line for line in lines if line]
+        all_keys += [line for line in lines if line]
         if not any(lines):
             raise BadSetting(f"--api-key-file {file} contains no key; write one per line.")
-    if not all(key.strip() and key.isascii() and key.isprintable() for key in found):
+    if not all(key.strip() and key.isascii() and key.isprintable() for key in all_keys):
         raise BadSetting("An API key is empty or cannot be sent in a header; use printable ASCII.")
-    return tuple(key.strip().encode() for key in found)
+    return tuple(key.strip().encode() for key in all_keys)
 
 
 def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:

@@ -46,10 +46,10 @@ ANY_OBJECT = Schema({"type": "object"})
 def regex(pattern: str) -> Lark:
     """Text that a regular expression matches completely."""
     # In Lark a slash ends the expression; escaped characters stay.
-    spelt = re.sub(
-        r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+    escaped = re.sub(
+        r"\\.|[/\n]", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
     )
-    return Lark(f"start: /{spelt}/")
+    return Lark(f"start: /{escaped}/")
 
 
 def choice(texts: Sequence[str]) -> Lark:

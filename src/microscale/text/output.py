@@ -87,12 +87,12 @@ class ChatOutput:
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the content; later tokens show nothing."""
-        return self._stops.found
+        return self._stops.matched
 
     @property
     def ended(self) -> bool:
         """Whether nothing that follows can be shown, so that generation can end."""
-        return self._is_over or self._stops.found is not None
+        return self._is_over or self._stops.matched is not None
 
     @property
     def flaws(self) -> Sequence[Flaw]:
@@ -117,7 +117,7 @@ class ChatOutput:
             self._sort(self._parser.feed(token), parts)
             if self.kinds is not None:
                 self.kinds.append(None if self._is_control(token) else self._parser.body_kind)
-            if self._is_over or self._stops.found is not None:
+            if self._is_over or self._stops.matched is not None:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
@@ -190,11 +190,11 @@ class PlainOutput:
 
     @property
     def stopped(self) -> str | None:
-        return self._stops.found
+        return self._stops.matched
 
     @property
     def ended(self) -> bool:
-        return self._stops.found is not None
+        return self._stops.matched is not None
 
     def ends_part(self, token: int) -> bool:
         """See ``ChatOutput.ends_part``: everything is content."""

@@ -70,7 +70,7 @@ class TemplatePrompt:
         if depth > MAX_SCHEMA_DEPTH:
             raise BadRequest(f"Tools or arguments are nested more than {MAX_SCHEMA_DEPTH} levels deep.")
         if isinstance(value, str):
-            return self._risky.sub(lambda found: GUARD + "0" if found[0] == GUARD else f"{found[0]}{GUARD}1", value)
+            return self._risky.sub(lambda match: GUARD + "0" if match[0] == GUARD else f"{match[0]}{GUARD}1", value)
         if isinstance(value, Mapping):
             return {self._guarded(key): self._guarded(inner, depth + 1) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -107,7 +107,7 @@ class TemplateFormat(ChatFormat):
 
 
 def _unguarded(text: str) -> str:
-    return re.sub(GUARD + "([01])", lambda found: GUARD if found[1] == "0" else "", text)
+    return re.sub(GUARD + "([01])", lambda match: GUARD if match[1] == "0" else "", text)
 
 
 def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[dict[str, Any]]:
@@ -139,11 +139,11 @@ def _instructs(message: Message) -> bool:
 
 def _assistants(message: Message) -> dict[str, Any]:
     """The fields that only an assistant's message has."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if message.reasoning:
-        found["reasoning"] = found["reasoning_content"] = message.reasoning
+        fields["reasoning"] = fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.call_id,
                 "type": "function",
@@ -151,17 +151,17 @@ def _assistants(message: Message) -> dict[str, Any]:
             }
             for call, arguments in zip(message.tool_calls, _arguments(message), strict=True)
         ]
-    return found
+    return fields
 
 
 def _arguments(message: Message) -> Iterator[Any]:
     """Arguments as an object, which templates write in the model's own way; other text unchanged."""
     for call in message.tool_calls:
         try:
-            found = json.loads(call.arguments or "{}")
+            value = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError):
-            found = call.arguments
-        yield found if isinstance(found, dict) else call.arguments
+            value = call.arguments
+        yield value if isinstance(value, dict) else call.arguments
 
 
 def _result(message: Message, called: Mapping[str, str]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from microscale.server.anthropic.replies import (
 )
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
-from microscale.server.anthropic.tools import eager_tools
 from microscale.server.errors import BadField
 from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
@@ -58,7 +57,9 @@ class Messages:
         self._exchange = exchange
         self._record = exchange.record
         self._name = host.check_model(request.model)
-        self._blocks = MessageBlocks(display_of(request), eager_tools(request))
+        self._blocks = MessageBlocks(
+            display_of(request), {tool.name for _, tool in to_chat.custom_tools(request) if tool.eager_input_streaming}
+        )
         self._ending = MessageEnding()
         self._sent_s = 0.0
         """When the last event was sent."""

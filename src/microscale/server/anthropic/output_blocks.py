@@ -10,8 +10,10 @@ complete and known to be JSON, unless the tool requests eager streaming: clients
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from microscale.server.anthropic.replies import (
     BlockDelta,
@@ -28,7 +30,7 @@ from microscale.server.anthropic.replies import (
     ToolUseReplyBlock,
 )
 from microscale.server.anthropic.thinking import Display, carrying
-from microscale.server.anthropic.tools import input_of
+from microscale.server.anthropic.to_chat import INVALID
 from microscale.server.http.encoding import encode
 from microscale.text.events import TextKind
 from microscale.text.output import Delta
@@ -122,3 +124,14 @@ class MessageBlocks:
         self._open = block
         self.content.append(block)
         return BlockStart(self.index, block)
+
+
+def input_of(arguments: str) -> tuple[dict[str, Any], bool]:
+    """A call's arguments as an object, and whether they were one."""
+    if not arguments.strip():
+        return {}, True
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return (value, True) if isinstance(value, dict) else ({INVALID: arguments}, False)

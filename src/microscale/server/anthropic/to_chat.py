@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from microscale.server import errors
 from microscale.server.anthropic.input_blocks import (
@@ -22,9 +23,8 @@ from microscale.server.anthropic.input_blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from microscale.server.anthropic.request import BILLING, CountRequest
+from microscale.server.anthropic.request import BILLING, ClientTool, CountRequest, HostedTool
 from microscale.server.anthropic.thinking import carried, effort_of
-from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
 from microscale.server.errors import BadField
 from microscale.server.options import RequestLimits
 from microscale.server.requests.base import MANY
@@ -32,12 +32,20 @@ from microscale.server.requests.chat import (
     AssistantMessage,
     ChatFields,
     ChatMessage,
+    Function,
+    FunctionName,
     MessageBuilder,
+    NamedTool,
     TextMessage,
     ToolMessage,
+    ToolSpec,
 )
 from microscale.server.requests.response_format import SchemaFields
 from microscale.server.structured.output_format import OutputFormat, schema_format
+
+INVALID = "INVALID_JSON"
+"""The key for tool input that is not a JSON object, from Anthropic's guide to streaming."""
+
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
@@ -155,6 +163,47 @@ def output_format_of(request: CountRequest, limits: RequestLimits) -> OutputForm
     return schema_format(fields, f"{where}.schema", limits)
 
 
+# ---- tools -----------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(value: dict[str, Any]) -> str:
+    """A call's input as the model wrote it, or would have."""
+    if len(value) == 1 and isinstance(text := value.get(INVALID), str):
+        return text
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def custom_tools(request: CountRequest) -> list[tuple[int, ClientTool]]:
+    return [(at, tool) for at, tool in enumerate(request.tools or ()) if isinstance(tool, ClientTool)]
+
+
+def tool_specs(request: CountRequest) -> list[ToolSpec]:
+    return [
+        ToolSpec(
+            type="function",
+            function=Function(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            ),
+        )
+        for _, tool in custom_tools(request)
+    ]
+
+
+def tool_choice_of(request: CountRequest) -> Literal["none", "auto", "required"] | NamedTool | None:
+    choice = request.tool_choice
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    name = choice.name or ""
+    for tool in request.tools or ():
+        if isinstance(tool, HostedTool) and name in (tool.name, tool.type):
+            raise errors.hosted_tool_chosen(name)
+    return NamedTool(type="function", function=FunctionName(name=name))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
 RENAMED = (
     (".function.parameters", ".input_schema"),
     (".function.strict", ".strict"),
@@ -166,9 +215,9 @@ def renamed(error: BadField, request: CountRequest) -> BadField:
     """The error with the names and indices that fields have in this API."""
     places = [at for at, _ in custom_tools(request)]
 
-    def place(found: re.Match[str]) -> str:
-        at = int(found[1])
-        return f"tools[{places[at]}]" if at < len(places) else found[0]
+    def place(match: re.Match[str]) -> str:
+        at = int(match[1])
+        return f"tools[{places[at]}]" if at < len(places) else match[0]
 
     def here(text: str) -> str:
         for chat, own in RENAMED:

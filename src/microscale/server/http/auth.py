@@ -48,12 +48,12 @@ class ApiKeys:
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         # OpenAI's header and Anthropic's. Clients that know both may send a placeholder in one of them.
         given = (bearer.strip() if kind.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
-        found = None
+        matched = None
         for known, owner in self._owners:
             for key in filter(None, given):
                 if hmac.compare_digest(known, key):
-                    found = owner
-        return found
+                    matched = owner
+        return matched
 
 
 class AllowedHosts:
@@ -91,10 +91,10 @@ def _name(host: str) -> str:
 def _is_here(address: str) -> bool:
     """Whether no other site can claim this address: loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    return found.is_loopback or found.is_unspecified
+    return parsed.is_loopback or parsed.is_unspecified
 
 
 def is_loopback(address: str) -> bool:

@@ -69,7 +69,7 @@ def schema_format(wanted: SchemaFields, where: str, limits: RequestLimits) -> Ou
 
 
 def _vllm(fields: StructuredFields, limits: RequestLimits) -> list[OutputFormat]:
-    found: list[tuple[str, str, Any]] = [
+    given: list[tuple[str, str, Any]] = [
         ("json", "guided_json", fields.guided_json),
         ("regex", "guided_regex", fields.guided_regex),
         ("choice", "guided_choice", fields.guided_choice),
@@ -84,8 +84,8 @@ def _vllm(fields: StructuredFields, limits: RequestLimits) -> list[OutputFormat]
             "grammar": nested.grammar,
             "json_object": nested.json_object or None,
         }
-        found += [(kind, f"structured_outputs.{kind}", value) for kind, value in wanted.items()]
-    return [OutputFormat(_form(kind, where, value, limits), where) for kind, where, value in found if value is not None]
+        given += [(kind, f"structured_outputs.{kind}", value) for kind, value in wanted.items()]
+    return [OutputFormat(_form(kind, where, value, limits), where) for kind, where, value in given if value is not None]
 
 
 def _form(kind: str, where: str, value: Any, limits: RequestLimits) -> Form:

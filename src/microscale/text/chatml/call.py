@@ -69,11 +69,11 @@ class CallReader:
             return text
         text = self.rest + text
         self._held, self._num_held = [], 0
-        found = _HEAD.match(text)
-        if found is None or (self._tools is not None and found[1] not in self._tools):
+        match = _HEAD.match(text)
+        if match is None or (self._tools is not None and match[1] not in self._tools):
             return text
-        self.function = found[1]
-        return text[found.end() :]
+        self.function = match[1]
+        return text[match.end() :]
 
     def _hold(self, text: str) -> None:
         self._held.append(text)
@@ -84,15 +84,15 @@ class CallReader:
         at = 0
         if self._is_escaped:
             self._is_escaped, at = False, 1
-        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(text, at):
-            at = found.end()
-            if found[0] == '"':
+        while match := (_IN_STRING if self._in_string else _OUTSIDE).search(text, at):
+            at = match.end()
+            if match[0] == '"':
                 self._in_string = not self._in_string
-            elif found[0] == "\\":
+            elif match[0] == "\\":
                 self._is_escaped = at == len(text)
                 at += 1
             else:
-                self._depth += 1 if found[0] in "{[" else -1
+                self._depth += 1 if match[0] in "{[" else -1
                 if self._depth == 0:
                     return at
         return None
@@ -130,9 +130,9 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _past_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def call_text(call: ToolCall) -> str:

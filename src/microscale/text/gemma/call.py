@@ -29,20 +29,20 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "Fal
 
 def split_call(text: str) -> tuple[str, str]:
     """The function's name, and the text of its arguments from the opening brace on."""
-    found = _NAME.match(text)
-    if found is None:
+    match = _NAME.match(text)
+    if match is None:
         raise BadCall("no call:name{")
-    return found[1], text[found.end() :].rstrip()
+    return match[1], text[match.end() :].rstrip()
 
 
 def arguments_json(text: str) -> str:
     """Arguments as JSON text."""
     reader = _Reader(text)
-    found = reader.value(0)
+    result = reader.value(0)
     reader.skip()
     if reader.at != len(text):
         raise BadCall(f"text after the arguments at {reader.at}")
-    return found
+    return result
 
 
 class _Number(str):
@@ -111,38 +111,38 @@ class _Reader:
 
     def _list(self, first: str, last: str, entry: Callable[[], str]) -> str:
         self.take(first)
-        found: list[str] = []
+        entries: list[str] = []
         while self.peek() != last:
-            if found:
+            if entries:
                 self.take(",")
                 if self.peek() == last:  # a comma too many
                     break
-            found.append(entry())
+            entries.append(entry())
         self.take(last)
-        return ", ".join(found)
+        return ", ".join(entries)
 
     def _key(self) -> str:
         if self.peek() in (QUOTE, '"'):
             name = self._text()
         else:
-            found = _KEY.match(self.text, self.at)
-            if found is None:
+            match = _KEY.match(self.text, self.at)
+            if match is None:
                 raise BadCall(f"no key at {self.at}")
-            self.at = found.end()
-            name = json.dumps(found[0].strip(), ensure_ascii=False)
+            self.at = match.end()
+            name = json.dumps(match[0].strip(), ensure_ascii=False)
         self.take(":")
         return name
 
     def _text(self) -> str:
         if self.text[self.at] == '"':
-            found = _JSON_TEXT.match(self.text, self.at)
-            if found is None:
+            match = _JSON_TEXT.match(self.text, self.at)
+            if match is None:
                 raise BadCall(f"the text at {self.at} has no end")
             try:
-                value = json.loads(found[0].replace(QUOTE, r"\""), strict=False)
+                value = json.loads(match[0].replace(QUOTE, r"\""), strict=False)
             except ValueError as exc:
                 raise BadCall(str(exc)) from None
-            self.at = found.end()
+            self.at = match.end()
             # Half a surrogate pair that the model wrote as an escape stays an escape: the text must be valid UTF-8.
             return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
         end = self.text.find(QUOTE, self.at + 1)
@@ -152,11 +152,11 @@ class _Reader:
         return json.dumps(inner, ensure_ascii=False)
 
     def _bare(self) -> str:
-        found = _BARE.match(self.text, self.at)
-        word = "" if found is None else found[0].strip()
-        if found is None or not word:
+        match = _BARE.match(self.text, self.at)
+        word = "" if match is None else match[0].strip()
+        if match is None or not word:
             raise BadCall(f"no value at {self.at}")
-        self.at = found.end()
+        self.at = match.end()
         if word in _WORDS:
             return _WORDS[word]
         # A text that the model forgot to quote.

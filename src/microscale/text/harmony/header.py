@@ -109,9 +109,9 @@ class HeaderReader:
         self.fields = self.fields.flawed(flaw)
 
     def header(self) -> Header:
-        found = self.fields
+        fields = self.fields
         raw = "".join(self._raw)
-        return Header(found.role or ASSISTANT, found.channel, found.recipient, found.content_type, raw)
+        return Header(fields.role or ASSISTANT, fields.channel, fields.recipient, fields.content_type, raw)
 
 
 class _Scan:
@@ -131,17 +131,17 @@ class _Scan:
     def _run(self, segment: str) -> None:
         past = 0
         grows = self._ending in (SegmentEnd.OPEN, SegmentEnd.CUT)
-        for number, found in enumerate(_WORD.finditer(segment)):
-            word, start = found.group(), found.start()
+        for number, match in enumerate(_WORD.finditer(segment)):
+            word, start = match.group(), match.start()
             taken = 0
             if number < MAX_WORDS and start - past <= MAX_GAP_CHARS and len(word) <= MAX_WORD_CHARS:
                 self._start = start
-                taken = self._take(word, number == 0, grows and found.end() == len(segment))
+                taken = self._take(word, number == 0, grows and match.end() == len(segment))
             if taken < len(word):
                 # White space before the first word of the header is text as well.
                 self._reject(start + taken if past or taken else 0)
                 return
-            past = found.end()
+            past = match.end()
         is_over = self._ending in (SegmentEnd.DONE, SegmentEnd.CUT)
         if len(segment) - past > MAX_GAP_CHARS or (is_over and self._unsure is not None):
             self._reject(past)

@@ -124,15 +124,15 @@ class HarmonyRenderer:
     def _skeleton(self, conversation: library.Conversation) -> Skeleton:
         """``conversation`` has markers for its texts."""
         shape = conversation.to_json()
-        found = self._kept.get(shape)
-        if found is None:
-            found = self._make_skeleton(conversation)
+        kept = self._kept.get(shape)
+        if kept is None:
+            kept = self._make_skeleton(conversation)
             self._kept_chars += len(shape)
             if self._kept_chars > KEPT_CHARS:
                 self._kept, self._kept_chars = {}, len(shape)
             if len(shape) <= KEPT_CHARS:
-                self._kept[shape] = found
-        return found
+                self._kept[shape] = kept
+        return kept
 
     def _make_skeleton(self, conversation: library.Conversation) -> Skeleton:
         skeleton = self._library.render_conversation_for_completion(
@@ -141,16 +141,16 @@ class HarmonyRenderer:
             # ``lay_out`` drops old analysis itself: the library keeps what is between two finals.
             library.RenderConversationConfig(auto_drop_analysis=False),
         )
-        found: list[tuple[TextRun, int | None]] = []
+        runs: list[tuple[TextRun, int | None]] = []
         run: list[int] = []
         for token in skeleton:
             mapped = self._mapped.get(token)
             if mapped is None:
                 run.append(token)
             else:
-                found.append((self._run(run), mapped))
+                runs.append((self._run(run), mapped))
                 run = []
-        return (*found, (self._run(run), None))
+        return (*runs, (self._run(run), None))
 
     def _run(self, tokens: Sequence[int]) -> TextRun:
         text: str = self._library.decode_utf8(tokens)
@@ -256,7 +256,7 @@ def _described(tool: Tool) -> library.ToolDescription:
         text = tool.description + " " + json.dumps(parameters, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise BadRequest(f"The parameters of the tool {tool.name!r} are not a JSON schema: {exc}.") from exc
-    if any(len(found.group()) > MAX_WORD_CHARS for word in WORDS for found in word.finditer(text)):
+    if any(len(match.group()) > MAX_WORD_CHARS for word in WORDS for match in word.finditer(text)):
         raise BadRequest(f"The tool {tool.name!r} contains a word of more than {MAX_WORD_CHARS} characters.")
     return library.ToolDescription.new(tool.name, tool.description, parameters)
 

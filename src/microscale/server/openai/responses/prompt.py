@@ -146,8 +146,8 @@ def named_as_sent(toolbox: Toolbox) -> Iterator[None]:
 
 
 def _as_sent(text: str, toolbox: Toolbox) -> str:
-    def place(found: re.Match[str]) -> str:
-        at = int(found[1])
-        return toolbox.offered[at].where if at < len(toolbox.offered) else found[0]
+    def place(match: re.Match[str]) -> str:
+        at = int(match[1])
+        return toolbox.offered[at].where if at < len(toolbox.offered) else match[0]
 
     return PLACE.sub(place, text.replace("messages[", "input["))

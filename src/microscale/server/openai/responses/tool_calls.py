@@ -70,7 +70,7 @@ WHOLE = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]|\\u(?=[0-9a-fA-F]{0,3}[^
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 HIGH = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
 MOST_HEAD = 256
-"""If the text does not begin within so many characters, everything is read at the end."""
+"""If the text does not begin within this many characters, everything is read at the end."""
 PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 
 
@@ -123,9 +123,9 @@ class CustomInput:
         return text
 
     def _decoded(self) -> str:
-        found = WHOLE.match(self._held)
-        assert found is not None  # the pattern also matches the empty string
-        end = found.end()
+        match = WHOLE.match(self._held)
+        assert match is not None  # the pattern also matches the empty string
+        end = match.end()
         self._ended = self._held[end : end + 1] == '"'
         if not self._ended and (high := HIGH.search(self._held, 0, end)) is not None:
             end = high.start()  # half a character

@@ -115,11 +115,11 @@ class Toolbox:
         self, tools: Sequence[ResponseTool], choice: ToolChoice | None = None, most: int = RequestLimits.max_tools
     ) -> None:
         """``most``: maximum number of tools, and of tools named in a choice."""
-        found = list(islice(_unwrapped(tools), most + 1))
-        if len(found) > most:
-            raise errors.too_many("or more tools", len(found), most, "tools")
-        counts = Counter(tool.model_name for tool in found)
-        self._all = [_with_namespace(tool) if counts[tool.model_name] > 1 else tool for tool in found]
+        unwrapped = list(islice(_unwrapped(tools), most + 1))
+        if len(unwrapped) > most:
+            raise errors.too_many("or more tools", len(unwrapped), most, "tools")
+        counts = Counter(tool.model_name for tool in unwrapped)
+        self._all = [_with_namespace(tool) if counts[tool.model_name] > 1 else tool for tool in unwrapped]
         self._passed = {tool.type for tool in tools if isinstance(tool, PassedTool)}
         self.offered = self._all
         self.choice: Literal["none", "auto", "required"] | NamedTool | None = None
