@@ -16,14 +16,15 @@ from support.web_page import PATIENCE_MS, WIDE, Open
 from support.web_turns import EXTRA, plan_document
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the session: Playwright keeps an event loop running, and other tests in the process call asyncio.run."""
     with chromium() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def web_server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def web_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     log = tmp_path_factory.mktemp("web") / "log"
     with live(log, step_s=0.0005, plan=plan_document(), turns=list(EXTRA.values())) as running:
         yield running
