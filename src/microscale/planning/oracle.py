@@ -63,7 +63,7 @@ class Preference:
         return "--moe-backend" if op == "moe" and self.moe_backend is not None else "--backend"
 
     def check(self) -> None:
-        """Refuse names that no op knows."""
+        """Refuse names that no op has."""
         if self.backend is not None and self.backend not in registry.names():
             raise Unsupported(f"Unknown backend {self.backend!r}; known are {', '.join(registry.names())}.")
         if self.moe_backend is not None:
@@ -72,7 +72,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Freedom:
-    """What a decision may choose beside the implementation, and what it must know beside the spec."""
+    """What a decision may choose apart from the implementation, and needs apart from the spec."""
 
     activations: tuple[Activations, ...] = ()
     """Formats in which activations may meet the weights, the most exact first; none: the spec's own."""
@@ -120,7 +120,7 @@ def decide_layer(
         layouts[layout] = math.fsum(_log_time(column, layout) for column in columns)
     best_layout = min(layouts, key=lambda name: layouts[name])
     if math.isinf(layouts[best_layout]):
-        raise Unsupported(_nobody(op, columns, gpu))
+        raise Unsupported(_none_runs(op, columns, gpu))
     decisions = []
     first = 1
     for column in columns:
@@ -163,7 +163,7 @@ def _as_preferred(op: str, columns: Sequence[_Column], gpu: Gpu, preference: Pre
         offered = column[wanted]
         if isinstance(offered, str):
             best = _fastest(columns)
-            works = f"{preference.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
+            works = f"{preference.option(op)} {best} works" if best else _none_runs(op, columns, gpu).rstrip(".")
             raise Unsupported(f"{preference.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
     return [{n: o if n == wanted else f"{wanted} was asked for" for n, o in column.items()} for column in columns]
 
@@ -179,7 +179,7 @@ def _fastest(columns: Sequence[_Column]) -> str | None:
 
 
 def _what_fits(columns: Sequence[_Column], gpu: Gpu, freedom: Freedom) -> list[_Column]:
-    """The columns without those whose weights are more than the card's memory, unless nobody is left: then what is
+    """The columns without those whose weights are more than the card's memory, unless none is left: then what is
     missing is memory and not an implementation, and the sum over all layers says so better."""
     kept: list[_Column] = []
     for column in columns:
@@ -269,7 +269,7 @@ def _us(time: float) -> str:
     return f"{time:.0f}" if time >= 99.5 else f"{time:.3g}"
 
 
-def _nobody(op: str, columns: Sequence[_Column], gpu: Gpu) -> str:
+def _none_runs(op: str, columns: Sequence[_Column], gpu: Gpu) -> str:
     """Why no implementation runs: the reasons at the first batch size where that is so."""
     empty = (column for column in columns if not any(isinstance(o, _Offer) for o in column.values()))
     column = next(empty, columns[-1])
