@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, Gpu
@@ -34,13 +34,6 @@ The reference, which decodes them at every call, never does."""
 DOUBT = 1.25
 """How many times faster a stated efficiency must promise to be than a measured one: that much of a promise is often
 not kept."""
-
-
-class Spec(Protocol):
-    """What every op's spec has: the number of tokens is the shape bucket."""
-
-    @property
-    def tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ _Column = Mapping[str, "_Offer | Reason"]
 
 
 def decide_layer(
-    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+    op: str, layer: str, specs: Sequence[Any], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> list[Decision]:
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
     freedom = freedom or Freedom()
@@ -131,7 +124,7 @@ def decide_layer(
 
 
 def decide(
-    op: str, layer: str, spec: Spec, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+    op: str, layer: str, spec: Any, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> Decision:
     """The decision for one spec."""
     return decide_layer(op, layer, [spec], gpu, preference, freedom)[0]

@@ -158,7 +158,7 @@ def norm_add_norm_constants(block: int, e_pad: int, top_k: int) -> dict[str, int
 
 
 def _routes(shape: tuple[int, int, int], known: tuple[tuple[int, int, int], ...], tokens: int) -> Reason | None:
-    """Why there is no kernel for this many tokens and this shape: columns and experts up to powers of two, and top k."""
+    """Why there is no kernel for this many tokens and this shape: columns and experts, up to powers of 2, and top k."""
     if not 0 < tokens <= ROUTED_TOKENS:
         return f"pays up to {ROUTED_TOKENS} tokens, not for {tokens}"
     if shape not in known:
