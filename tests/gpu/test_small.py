@@ -13,6 +13,7 @@ from kernels.cases_small import (  # noqa: F401
     test_gated,
     test_heads_normed_shared_and_in_fp8,
     test_norm_add_norm,
+    test_norm_add_norm_of_nothing,
     test_norm_add_norm_route,
     test_rms_norm,
     test_rms_norm_of_nothing_and_of_zeros,

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from microscale.errors import Unsupported
+from microscale.hardware import known
 from microscale.kernels.moe import routing
 from microscale_lab.cases import routing as cases
 from microscale_lab.cases.case import hold
-from microscale_lab.cases.errors import step
-from microscale_lab.cases.routing import SIZES, WEIGHT_STEPS
+from microscale_lab.cases.routing import SIZES
 from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPU = known("gb10")
 
 
 def make_logits(tokens: int, num_experts: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -27,19 +28,13 @@ def assert_same_dispatch(actual: routing.Dispatch, expected: routing.Dispatch) -
 @pytest.mark.parametrize("kind", list(RouterKind))
 @pytest.mark.parametrize("tokens, num_experts, top_k", SIZES)
 def test_route_is_the_twin(tokens: int, num_experts: int, top_k: int, kind: RouterKind) -> None:
-    logits = make_logits(tokens, num_experts)
-    scale = torch.rand(num_experts, device=DEVICE) + 0.5 if kind is RouterKind.SOFTMAX_TOPK else None
-    actual, want = routing.route(logits, top_k, scale), reference_route(logits, top_k, kind, scale)
-    assert torch.equal(actual.expert_ids, want.expert_ids)
-    torch.testing.assert_close(actual.weights, want.weights, rtol=WEIGHT_STEPS * step("float32"), atol=0)
+    hold(cases.RouteCase("", tokens, num_experts, top_k, kind).start(GPU, DEVICE)())
 
 
 @pytest.mark.parametrize("block", [8, 32])
 @pytest.mark.parametrize("tokens, num_experts, top_k", SIZES)
 def test_dispatch_is_the_twin(tokens: int, num_experts: int, top_k: int, block: int) -> None:
-    chosen = routing.route(make_logits(tokens, num_experts, torch.bfloat16), top_k)
-    want = reference_dispatch(chosen.expert_ids, num_experts, block)
-    assert_same_dispatch(routing.dispatch(chosen.expert_ids, num_experts, block), want)
+    hold(cases.DispatchCase("", tokens, num_experts, top_k, block).start(GPU, DEVICE)())
 
 
 @pytest.mark.parametrize("tokens", [9, 150])

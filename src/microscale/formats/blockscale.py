@@ -124,7 +124,7 @@ def shared_scales(blocks: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:
 def _round_to_odd(x: Tensor) -> Tensor:
     """float64 to float32 so that rounding the result once more, to fewer bits, equals rounding ``x`` at once.
 
-    What float32 cannot hold exactly goes towards zero and gets its last bit set: it then stands on the right side of
+    What float32 cannot hold exactly goes towards zero and gets its last bit set: it is then on the right side of
     every midpoint of a coarser format.
     """
     near = x.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max).to(torch.float32)

@@ -1,6 +1,6 @@
 """Which GPU is here, and how much memory it has free.
 
-``detect()`` looks at the machine, ``known(name)`` at the table, ``cpu()`` stands for a machine without a GPU. Inside
+``detect()`` looks at the machine, ``known(name)`` at the table, ``cpu()`` is a machine without a GPU. Inside
 ``played(gpu)`` the machine passes for another one, and ``present()`` still says what is really there. This is the only
 module that asks the driver for a compute capability.
 """
@@ -126,7 +126,7 @@ def _estimate(family: Family, num_sms: int) -> tuple[float, Peak]:
 
 
 def describe(name: str, sm: int, num_sms: int, memory_bytes: int, integrated: bool = False) -> Gpu:
-    """The record of a card with these properties; what the table does not know is estimated, and said."""
+    """The record of a card with these properties; what is not in the table is estimated, with a warning."""
     if sm in BEFORE_AMPERE:
         raise Unsupported(
             f"{name} (SM {capability_text(sm)}) is older than Ampere, the first that Microscale's kernels run on; "

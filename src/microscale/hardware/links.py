@@ -44,7 +44,7 @@ class CardLink:
 
     def wait(self, num_bytes: float, world: int = 2) -> Wait:
         """The time of one sum. More than two ranks send more, in a ring 2 (world - 1) / world of the bytes. They also
-        wait for each other more often, which is not counted: nobody has published it."""
+        wait for each other more often, which is not counted: there are no published times."""
         sent = num_bytes * 2 * (world - 1) / world
         slow, fast = self.gbs
         full = (FULL_BYTES, Wait(FULL_BYTES / fast / 1e3, FULL_BYTES / slow / 1e3))

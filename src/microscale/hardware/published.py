@@ -45,7 +45,7 @@ class PublishedDrafts:
     engine: str
     method: str
     drafts: int | None
-    """Tokens of a draft, where that is said."""
+    """Tokens of a draft, where the source has them."""
     batch: int
     acceptance_length: float | None
     """Tokens that a step gives, drafts and its own."""

@@ -26,7 +26,7 @@ class System:
     date: str
 
 
-# Of a GB10's 121.6 GiB. Nobody published a desktop's own share: the most that was seen taken stands for it.
+# Of a GB10's 121.6 GiB. A desktop's own share is not published: this is the most that was seen taken.
 SYSTEMS = (
     System("no desktop", 12 * GIB, "109 of 121 GiB available: github.com/JustVugg/colibri/issues/136", "2026-07-13"),
     System(

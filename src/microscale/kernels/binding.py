@@ -72,7 +72,7 @@ class Kept(NamedTuple):
     """What the driver gets after a launch's arguments: constants, defaults among them."""
 
     def start(self, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        """As Triton does where nobody listens: no record for hooks, and no hooks."""
+        """As Triton does without listeners: no record for hooks, and no hooks."""
         kernel = self.kernel
         across, down, deep = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(self.device)
@@ -86,7 +86,7 @@ def place_of(
     """The table that has the ``Kept`` of a launch, and its key there.
 
     At every launch Triton spells out constants and options as text, reads settings from the environment, and calls
-    hooks that nobody set. What decides is in the key: its own reading of the arguments. The table is Triton's, with
+    hooks that are not set. What decides is in the key: its own reading of the arguments. The table is Triton's, with
     keys that it does not use itself, so whoever makes it forget a kernel makes us forget it. It is an empty one for
     interpreted functions, and where somebody does listen to Triton's launches.
     """

@@ -7,7 +7,7 @@ it starts the kernel and lists it too, so that a test can hold what ran against 
 A ``Kernel`` is what Triton compiles. Its identity is Triton's own specialisation of the arguments (types, integers that
 are 1 or divide by 16, aligned pointers), the constants and the options: equal kernels are the same machine code. An
 integer or an address that varies with the batch must therefore not be specialised: ``do_not_specialize`` and
-``do_not_specialize_on_alignment``, beside the jit function, say so.
+``do_not_specialize_on_alignment``, next to the jit function, say so.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def or_unread(tensor: Tensor | None, other: Tensor) -> Tensor:
 def recording() -> Iterator[dict[Kernel, Launch]]:
     """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
 
-    In this thread alone: what others launch meanwhile is started as usual. For tensors whose values nobody reads: what
-    a kernel would have written is not there.
+    In this thread alone: others start kernels as usual. For tensors whose values are never read: what a kernel would
+    have written is not there.
     """
     found: dict[Kernel, Launch] = {}
 

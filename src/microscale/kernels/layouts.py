@@ -3,7 +3,7 @@
 There is one layout per weight format, and every expert kernel reads it (the small-batch kernel, the grouped kernels,
 the 8-bit ones), so weights are never held twice. It is made for ``mma.sync`` m16n8k16 with the *weights on the left*:
 a warp owns tiles of 16 rows by 64 K, each lane finds its own fragment in one 16-byte load, and neither shared memory
-nor a shuffle stands between memory and the matrix units. ``wgmma`` takes its left operand from registers in the same
+nor a shuffle comes between memory and the matrix units. ``wgmma`` takes its left operand from registers in the same
 fragments.
 
 Tiles
@@ -40,7 +40,7 @@ bf16 numbers E2M1 * 2**-126 (sign at bit 15, the code's three low bits at bits 8
     field           0s  2c  2b  2a  3s  3a  1s  0c  0b  0a  2s* 3c  3b  1c  1b  1a
 
     field 0: w              (in place)            f: sign s and magnitude bits c b a (c highest)
-    field 1: w << 6                               * the sign of field 2 stands in the *other* half-word, because
+    field 1: w << 6                               * the sign of field 2 is in the *other* half-word, because
     field 2: w rotated right by 6                   the rotation carries it over
     field 3: w << 4 (s, c, b) and w >> 4 (a)
 
@@ -90,7 +90,7 @@ MAX_SCALE = 192
 CHUNK_BYTES = 32 << 20
 """Of checkpoint bytes that are packed together."""
 
-# Field f of a half-word: where its sign and its magnitude bits c, b, a stand; `True`: the sign is in the other half.
+# Field f of a half-word: where its sign and its magnitude bits c, b, a are; `True`: the sign is in the other half.
 _FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))
 # Column i of an MXFP8 word's four → its byte.
 _BYTES = (1, 3, 0, 2)

@@ -1,7 +1,7 @@
 """Jit code of MXFP8 activations: encode by the OCP MX rules as ``formats`` does, in the order that the GEMMs read.
 
 ``quantise`` serves both uses: the tokens before the first GEMM (``quantise_tokens``) and the epilogue of the first for
-the second. ``PLAIN`` stands for arithmetic that Triton's interpreter can run; see ``grouped_jit`` for fragment order.
+the second. ``PLAIN`` means arithmetic that Triton's interpreter can run; see ``grouped_jit`` for fragment order.
 """
 
 # mypy: ignore-errors

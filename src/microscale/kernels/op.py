@@ -97,7 +97,7 @@ def always(spec: object, gpu: Gpu) -> None:
 class Implementation(ABC, Generic[SpecT]):
     """One implementation of an op. Stateless: everything that it needs is in its arguments.
 
-    The base class of each op, beside its spec, says what ``pack`` and ``run`` take. ``run`` gets the path that the
+    The base class of each op, next to its spec, says what ``pack`` and ``run`` take. ``run`` gets the path that the
     oracle picked and does exactly that.
     """
 

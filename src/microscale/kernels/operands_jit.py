@@ -22,7 +22,7 @@ Inline assembly takes one word at a time (``pack=1``): which elements a larger p
 Triton moves broadcasts behind elementwise operations, assembly included.
 
 ``PLAIN`` replaces inline assembly, conversions, ``dot`` and ``dot_scaled`` by arithmetic that Triton's interpreter can
-run (it truncates to bf16, multiplies bf16 as integers, and knows no assembly).
+run (it truncates to bf16, multiplies bf16 as integers, and has no assembly).
 """
 
 # mypy: ignore-errors

@@ -18,7 +18,7 @@ from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Cost, Implementation
 
 DECODING_TOKENS = 256
-"""As many sequences as are expected to decode together; a larger batch is counted as one prompt."""
+"""The most sequences that are expected to decode together; a larger batch is counted as one prompt."""
 
 
 @dataclass(frozen=True)

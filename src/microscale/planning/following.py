@@ -1,4 +1,4 @@
-"""What stands between two steps with drafts, for engines: kernels on a GPU, their references on a CPU."""
+"""What runs between two steps with drafts, for engines: kernels on a GPU, their references on a CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def move_on(followed: Followed, standing: Standing, pages: Pages) -> None:
 
 
 def record_following(num_kinds: int) -> dict[Kernel, Launch]:
-    """Every kernel of these that a model with so many kinds of layers starts, and its draft head."""
+    """Every kernel of these that a model with this many kinds of layers starts, and its draft head."""
 
     def longs(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device="meta")

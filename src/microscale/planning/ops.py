@@ -145,7 +145,7 @@ class Ops:
         return make()
 
     def uncapturable(self, tokens: int) -> str | None:
-        """Why no CUDA graph can hold a step with up to so many tokens; ``None`` where one can."""
+        """Why no CUDA graph can hold a step with up to this many tokens; ``None`` where one can."""
         return uncapturable(self.plan, tokens) or self.ranks.uncapturable
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
@@ -210,19 +210,19 @@ class Ops:
         return LayerChoice(specs, tuple(find(decision.chosen) for decision in decisions), self.gpu)
 
     def _check_spec(self, layer: str, planned: Any, asked: Any) -> None:
-        """Refuse a plan that was made for another layer than the model binds. How many tokens run, how much context was
-        reckoned with and what the activations become inside is the plan's to say."""
-        theirs = {"tokens", "context", "activations"}
-        names = [field.name for field in fields(asked) if field.name not in theirs]
+        """Refuse a plan that was made for another layer than the model binds. Only the plan decides how many tokens
+        run, how much context is assumed and what the activations become inside."""
+        decided = {"tokens", "context", "activations"}
+        names = [field.name for field in fields(asked) if field.name not in decided]
         wrong = [
             f"{name} is {getattr(asked, name)} and the plan has {getattr(planned, name)}"
             for name in names
             if getattr(asked, name) != getattr(planned, name)
         ]
         if type(planned) is not type(asked) or wrong:
-            said = "; ".join(wrong) or f"the spec is a {type(asked).__name__}"
+            reason = "; ".join(wrong) or f"the spec is a {type(asked).__name__}"
             raise Unsupported(
-                f"The plan was made for another model: of {layer}, {said}. Make it from this one's config."
+                f"The plan was made for another model: of {layer}, {reason}. Make it from this one's config."
             )
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, Gpu
@@ -34,13 +34,6 @@ The reference, which decodes them at every call, never does."""
 DOUBT = 1.25
 """How many times faster a stated efficiency must promise to be than a measured one: that much of a promise is often
 not kept."""
-
-
-class Spec(Protocol):
-    """What every op's spec has: the number of tokens is the shape bucket."""
-
-    @property
-    def tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Preference:
         return "--moe-backend" if op == "moe" and self.moe_backend is not None else "--backend"
 
     def check(self) -> None:
-        """Refuse names that no op knows."""
+        """Refuse names that no op has."""
         if self.backend is not None and self.backend not in registry.names():
             raise Unsupported(f"Unknown backend {self.backend!r}; known are {', '.join(registry.names())}.")
         if self.moe_backend is not None:
@@ -72,7 +65,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Freedom:
-    """What a decision may choose beside the implementation, and what it must know beside the spec."""
+    """What a decision may choose apart from the implementation, and needs apart from the spec."""
 
     activations: tuple[Activations, ...] = ()
     """Formats in which activations may meet the weights, the most exact first; none: the spec's own."""
@@ -104,7 +97,7 @@ _Column = Mapping[str, "_Offer | Reason"]
 
 
 def decide_layer(
-    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+    op: str, layer: str, specs: Sequence[Any], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> list[Decision]:
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
     freedom = freedom or Freedom()
@@ -120,7 +113,7 @@ def decide_layer(
         layouts[layout] = math.fsum(_log_time(column, layout) for column in columns)
     best_layout = min(layouts, key=lambda name: layouts[name])
     if math.isinf(layouts[best_layout]):
-        raise Unsupported(_nobody(op, columns, gpu))
+        raise Unsupported(_none_runs(op, columns, gpu))
     decisions = []
     first = 1
     for column in columns:
@@ -131,7 +124,7 @@ def decide_layer(
 
 
 def decide(
-    op: str, layer: str, spec: Spec, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+    op: str, layer: str, spec: Any, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> Decision:
     """The decision for one spec."""
     return decide_layer(op, layer, [spec], gpu, preference, freedom)[0]
@@ -163,7 +156,7 @@ def _as_preferred(op: str, columns: Sequence[_Column], gpu: Gpu, preference: Pre
         offered = column[wanted]
         if isinstance(offered, str):
             best = _fastest(columns)
-            works = f"{preference.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
+            works = f"{preference.option(op)} {best} works" if best else _none_runs(op, columns, gpu).rstrip(".")
             raise Unsupported(f"{preference.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
     return [{n: o if n == wanted else f"{wanted} was asked for" for n, o in column.items()} for column in columns]
 
@@ -179,7 +172,7 @@ def _fastest(columns: Sequence[_Column]) -> str | None:
 
 
 def _what_fits(columns: Sequence[_Column], gpu: Gpu, freedom: Freedom) -> list[_Column]:
-    """The columns without those whose weights are more than the card's memory, unless nobody is left: then what is
+    """The columns without those whose weights are more than the card's memory, unless none is left: then what is
     missing is memory and not an implementation, and the sum over all layers says so better."""
     kept: list[_Column] = []
     for column in columns:
@@ -269,7 +262,7 @@ def _us(time: float) -> str:
     return f"{time:.0f}" if time >= 99.5 else f"{time:.3g}"
 
 
-def _nobody(op: str, columns: Sequence[_Column], gpu: Gpu) -> str:
+def _none_runs(op: str, columns: Sequence[_Column], gpu: Gpu) -> str:
     """Why no implementation runs: the reasons at the first batch size where that is so."""
     empty = (column for column in columns if not any(isinstance(o, _Offer) for o in column.values()))
     column = next(empty, columns[-1])

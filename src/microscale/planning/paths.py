@@ -1,6 +1,6 @@
 """``pick``: which of an implementation's paths runs a batch, and why not the others. The oracle's second question.
 
-An implementation lists its paths in order; the first that supports the spec runs it. Nobody else asks a path, so what
+An implementation lists its paths in order; the first that supports the spec runs it. Nothing else asks a path, so what
 runs is what ``explain`` prints: ``spans`` asks the same for every batch size and says where the answer changes. A path
 whose code the installed Triton is known to compile wrong for the card is refused here, whatever it says for itself.
 """
@@ -173,7 +173,7 @@ def _sampling_forms(entry: SamplingOp) -> Iterator[LayerForm]:
 
 def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[LayerForm]:
     """Decoding is one token of each sequence at the full context, with drafts ``VERIFIED``; a mixed batch is a prompt
-    beside one that decodes."""
+    and a sequence that decodes."""
 
     def shaped(
         sequences: Callable[[int], int], longest: Callable[[int], int], *, verify: bool = False

@@ -30,7 +30,7 @@ class Use:
 
     op: str
     layer: str
-    """The layer kind: ``qkv``, ``experts``, ``full_attention`` … What stands after a dot tells apart layers that
+    """The layer kind: ``qkv``, ``experts``, ``full_attention`` … What follows a dot tells apart layers that
     ``--layer-format`` takes together: ``qkv.sliding``, ``mlp.down``."""
     spec: Any
     count: int = 1
@@ -38,7 +38,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that decisions depend on beside the model."""
+    """All that decisions depend on apart from the model."""
 
     gpu: Gpu
     activations: Activations
@@ -77,8 +77,8 @@ def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:
 
 
 def uncapturable(plan: Plan, tokens: int) -> str | None:
-    """Why no CUDA graph can hold a step of the model with up to so many tokens; ``None`` where one can. Sampling is no
-    part of the step."""
+    """Why no CUDA graph can hold a step of the model with up to this many tokens, or ``None``. Sampling is no part of
+    the step."""
     last = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
     for op, layer in plan.layers():
         for decision in plan.of(op, layer)[: last + 1]:
@@ -96,9 +96,9 @@ def decide_use(use: Use, setup: Setup) -> list[Decision]:
         works = _nearest(use, setup)
         if works is None:
             raise
-        asked, mend = works
-        said = str(error).rstrip(".")
-        raise Unsupported(f"{said if said.startswith('--') else f'{asked}: {said}'}; {mend} works.") from None
+        asked, fix = works
+        text = str(error).rstrip(".")
+        raise Unsupported(f"{text if text.startswith('--') else f'{asked}: {text}'}; {fix} works.") from None
 
 
 def _decide(use: Use, setup: Setup) -> list[Decision]:
@@ -117,7 +117,7 @@ def _decide(use: Use, setup: Setup) -> list[Decision]:
 
 
 def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
-    """The option that stands in the way and the nearest value of it with which the use can run."""
+    """The option that prevents the use and its nearest value with which the use can run."""
     precision = setup.precision
     tries: list[tuple[str, str, Precision]] = []
     if use.op == "moe" and precision.moe_activations == "mxfp8":
@@ -135,10 +135,10 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
             chosen = {**dict(precision.chosen), layer: fmt}
             other = replace(precision, chosen=tuple(chosen.items()))
             tries.append((precision.option(layer), f"--layer-format {layer}={fmt}", other))
-    for asked, mend, other in tries:
+    for asked, fix, other in tries:
         try:
             _decide(use, replace(setup, precision=other))
         except Unsupported:
             continue
-        return asked, mend
+        return asked, fix
     return None

@@ -115,7 +115,7 @@ class Precision:
 
     @property
     def kv_format(self) -> str:
-        """``bf16`` or ``fp8``; where activations travel as float32, ``bf16`` stands for that."""
+        """``bf16`` or ``fp8``; where activations travel as float32, ``bf16`` means that."""
         return self.kv if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def option(self, layer: str) -> str:

@@ -1,6 +1,6 @@
 """Weights from one format to another, on the device where they are, some rows at a time.
 
-The result is allocated once and filled chunk by chunk, so beside the old and the new weights there is never more than
+The result is allocated once and filled chunk by chunk, so next to the old and the new weights there is never more than
 the float32 copies of one chunk: about 200 MB, where lm_head of gpt-oss as a whole would take three times 2.3 GB.
 """
 

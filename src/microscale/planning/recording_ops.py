@@ -32,7 +32,7 @@ class Unbound:
     """Stands where a bound op would. Nobody may call it: a model is recorded as it is built, not as it runs."""
 
     def bind_mlp(self, gate_up: Unbound, down: Unbound) -> None:
-        """Experts are told of the MLP beside them. Both are listed already."""
+        """Both are listed already."""
 
 
 def _is_part(weight: object, table: object) -> bool:
@@ -47,7 +47,7 @@ class RecordingOps(Ops):
         # No decision is made, so any machine will do.
         super().__init__(hardware.cpu(), activations, Preference())
         self.layers: list[list[Use]] = [[]]
-        """The uses of each decoder layer in the order of binding; the last entry is what stands outside of them."""
+        """The uses of each decoder layer in the order of binding; the last entry is what is outside of them."""
         self.weight_bytes = 0
         """Of what was bound, as the checkpoint has it; a tensor that is embedding and lm_head counts once."""
         self.tied = False

@@ -55,7 +55,7 @@ def product_us(plan: Plan, gpu: Gpu, tokens: int) -> float:
 
 
 def wanted_threads(plan: Plan, gpu: Gpu, tokens: int, most: int) -> int:
-    """Threads for a step of so many tokens, where there are ``most``."""
+    """Threads for a step of this many tokens, where there are ``most``."""
     return 1 if product_us(plan, gpu, tokens) < SMALL_US else most
 
 
@@ -72,7 +72,7 @@ class StepThreads:
         self._on = gpu.is_cpu
 
     def give(self, tokens: int) -> None:
-        """Called before a step of so many tokens. Does nothing on a GPU, where the host computes next to nothing."""
+        """Called before a step of this many tokens. Does nothing on a GPU, where the host computes next to nothing."""
         if not self._on:
             return
         threads = self._wanted(tokens)

@@ -142,7 +142,7 @@ _PREFILL: _Tiles = {
 }
 # 64 rows of 256 spill 248 bytes while they convert.
 _PREFILL_FP8 = _PREFILL | {256: (_T(32, 32, 8, 2, 255),), 512: (_T(32, 32, 8, 2), _T(16, 16, 8, 2))}
-# Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
+# Without wgmma or tcgen05 the operands are in registers too: smaller blocks, or they spill.
 _PREFILL_MMA = _PREFILL_FP8 | {64: (_T(64, 32, 4, 3),), 128: (_T(64, 32, 4, 3),), 256: _PREFILL[256]}
 # 32 rows of 512 in FP8 spill 216 bytes on SM 8.0 (Triton 3.7).
 _PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (_T(64, 32, 4, 3),), 128: (_T(64, 32, 8, 2),), 512: (_T(16, 32, 8, 2),)}
@@ -196,7 +196,7 @@ def cases() -> Iterator[AttentionCase]:
 
 
 def drafted_work(rows: int, head_dim: int) -> AttentionWork:
-    """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
+    """The narrowest decode whose block has this many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
     of registers with FP8 keys (SM90, Triton 3.7)."""
     widest = AttentionWork.DECODE_32 if head_dim == HEAD_DIMS[-1] else AttentionWork.DECODE_64
     return next((work for work in (AttentionWork.DECODE, AttentionWork.DECODE_32) if rows <= work.rows), widest)

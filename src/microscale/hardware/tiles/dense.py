@@ -104,7 +104,7 @@ _AHEAD = {
     # ahead 11.1 us with 168 registers, 2 ahead 15).
     32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1},
 }
-# Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6): four warps beside each other, and no slices.
+# Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6): four warps side by side, and no slices.
 _ONE_ROW_TILE_A_WARP = frozenset({SM86, SM89})
 
 
@@ -144,14 +144,14 @@ def by_rule(case: DenseCase, family: Family) -> DenseTile:
     """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
     with fewer some SMs spill.
 
-    32 tokens of more programs than one wave: two row tiles a warp and two warps beside each other, so that a program
+    32 tokens of more programs than one wave: two row tiles a warp and two warps side by side, so that a program
     reads its tokens from L2 for 64 rows."""
     ahead = _AHEAD[case.columns][case.format]
     if case.size is Size.MANY:
         return DenseTile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
     if case.columns == 32 and case.size is Size.CROWDED:
-        beside = 4 if case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP else 2
-        return DenseTile(case.columns, 4, beside, 4 // beside, ahead, MAX_REGISTERS)
+        across = 4 if case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP else 2
+        return DenseTile(case.columns, 4, across, 4 // across, ahead, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3
@@ -159,5 +159,5 @@ def by_rule(case: DenseCase, family: Family) -> DenseTile:
 
 
 def possible(weight_format: str, columns: int, gpu: Gpu) -> set[DenseTile]:
-    """What ``choose`` may return on this card for so many tokens of a program."""
+    """What ``choose`` may return on this card for this many tokens of a program."""
     return {tile_of(DenseCase(DenseFormat(weight_format), columns, size), gpu) for size in Size}

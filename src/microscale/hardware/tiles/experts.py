@@ -89,7 +89,7 @@ class ExpertShape:
     """K ends with half a tile, as that of a rank may."""
 
     def chosen_row_tiles(self, tokens: int, top_k: int) -> float:
-        """Of the experts that so many tokens choose on average, if each is as likely as another."""
+        """Of the experts that this many tokens choose on average, if each is as likely as another."""
         return self.row_tiles * self.experts * (1 - (1 - top_k / self.experts) ** tokens)
 
 
@@ -174,7 +174,7 @@ def with_mlp_slices(gpu: Gpu) -> set[int]:
 
 
 def max_registers(tile: ExpertTile, warps: int, gpu: Gpu) -> int | None:
-    """What a thread of a program with so many warps may take.
+    """The most registers of a thread in a program with this many warps.
 
     ``None`` leaves it to ptxas, which aims at 16 warps an SM, 128 registers, and rather spills a word or two than take
     129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the registers

@@ -96,7 +96,7 @@ class GemmTile:
         activations = self.block_m * self.block_k * path.activation_bytes
         weights = self.block_n * self.block_k * path.weight_bits // 8
         scales = (self.block_n + (self.block_m if path.block_scaled else 0)) * self.block_k // 32
-        # tcgen05 cannot read its left operand from registers: the unpacked weights stand in shared memory, once.
+        # tcgen05 cannot read its left operand from registers: the unpacked weights are in shared memory, once.
         unpacked = self.block_n * self.block_k * (1 if path.block_scaled else 2)
         loop = self.stages * (activations + weights + scales) + (unpacked if Feature.TCGEN05 in family.features else 0)
         if self.resident(path):
@@ -159,7 +159,7 @@ class GemmTile:
 
 @dataclass(frozen=True)
 class GemmCase:
-    """Experts with at most so many pairs each."""
+    """Experts with at most ``up_to`` pairs each."""
 
     path: GemmPath
     up_to: int

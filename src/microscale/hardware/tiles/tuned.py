@@ -60,7 +60,7 @@ class TunedTile(Generic[KeyT, TileT]):
 
 @dataclass(frozen=True)
 class Section(Generic[KeyT, TileT]):
-    """What the rows of one section hold. Where a key has ``up_to``, rows that differ in it alone stand in its order,
+    """What the rows of one section hold. Where a key has ``up_to``, rows that differ in it alone are in its order,
     and the first that reaches the case serves it."""
 
     name: Kernels
@@ -74,7 +74,7 @@ _KEPT: dict[tuple[Kernels, str], Mapping[Any, TunedTile[Any, Any]]] = {}
 
 
 def measured(section: Section[KeyT, TileT], family: Family) -> Mapping[KeyT, TunedTile[KeyT, TileT]]:
-    """What was measured on cards of this family; empty where nobody has measured."""
+    """What was measured on cards of this family; may be empty."""
     place = (section.name, family.name)
     found = _KEPT.get(place)
     if found is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEADS = 14
-"""Query heads in a group, at most, of one new token: key and value stand behind them in a tile of 16 rows."""
+"""Query heads in a group, at most, of one new token: key and value follow them in a tile of 16 rows."""
 
 
 def kinds(head_dim: int) -> tuple[HeadsKind, ...]:
@@ -29,7 +29,7 @@ class HeadTransform:
     rope: RopeTable
     norms: HeadNorms | None
     shared: bool
-    """Whether keys stand for values too (K = V)."""
+    """Whether keys are values too (K = V)."""
 
     def arguments(self, like: Tensor) -> tuple[Any, ...]:
         weights = (like, like) if self.norms is None else (self.norms.q_weight, self.norms.k_weight)

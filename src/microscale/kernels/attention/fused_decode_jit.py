@@ -2,12 +2,12 @@
 
 Every sequence has one new token. Only what that token's heads are is the kernel before's; all else is older than the
 step: lengths, tables, weights, and the keys and values of every position before the newest. So the first block of old
-keys and values comes to registers *before* the wait, beside sine, cosine and weights, and at batch 1 that is the whole
+keys and values comes to registers *before* the wait, next to sine, cosine and weights, and at batch 1 that is the whole
 split. (Old keys were written a step ago. Between two steps stands at least one launch that waits for all before it:
 ``pdl_jit``.)
 
 The newest key and value never go through memory here. The program whose split ends with the newest position makes them
-from ``qkv``, rounded as the cache holds them, stores them for later steps, with nobody waiting for that, and begins the
+from ``qkv``, rounded as the cache holds them, stores them for later steps, which no kernel waits for, and begins the
 softmax with them.
 
 The tile that the queries come in has room for the key and the value: one row each behind the group's. So all of them

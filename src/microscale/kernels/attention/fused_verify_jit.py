@@ -3,7 +3,7 @@ and values are in bf16 and heads have no norms: with others one launch is slower
 
 The new tokens of a sequence are its next one and drafts. No program reads their keys and values from the cache: the
 splits share the *old* keys, and the last split makes the new ones from ``qkv``, rounded as the cache holds them. It
-stores them for later steps, with nobody waiting for that, and takes them as one more block of keys:
+stores them for later steps, with no kernel waiting for that, and takes them as one more block of keys:
 
     positions of a sequence:   | never read |    split 0    |    split 1    | … | last split, and then |   new    |
                                0          first                                                   old_end       last

@@ -81,7 +81,7 @@ def main() -> int:
     # SystemExit, so that the compilers are ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it ended before we could ask to be told
+    if os.getppid() != int(sys.argv[1]):  # it ended before we asked for the signal
         return 1
     job = CompileJob.from_json(json.load(sys.stdin.buffer))
     with tempfile.TemporaryDirectory(prefix="microscale-compiling-") as folder:

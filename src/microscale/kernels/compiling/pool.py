@@ -88,7 +88,7 @@ def usable_cores() -> int:
 
 
 def read_log(log: IO[bytes]) -> str:
-    """All that is in the file, whoever wrote it and wherever they stopped."""
+    """All that is in the file, also where a writer stopped midway."""
     return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
 
 

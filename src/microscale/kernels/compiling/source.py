@@ -103,7 +103,7 @@ def _build(name: str, code: str) -> None:
             stub = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="microscale-libcuda-")))
             _empty_library(stub)
             folders = [driver.libdevice_dir, str(stub)]
-        # Where there is no driver the module is written and then cannot be loaded, which nobody needs here.
+        # Where there is no driver the module is written and then cannot be loaded, which does not matter here.
         with contextlib.suppress(ImportError):
             compile_module_from_src(
                 src=code,

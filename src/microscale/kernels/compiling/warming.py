@@ -146,14 +146,14 @@ class LateKernels:
         """From now on. Triton calls whatever listens when a launch does not find its kernel in this process."""
         before = knobs.compilation.listener
 
-        def hear(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        def listener(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
             if before is not None:
                 before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
-            self._hear(src.name, times, is_hit=cache_hit)
+            self._count(src.name, times, is_hit=cache_hit)
 
-        knobs.compilation.listener = hear
+        knobs.compilation.listener = listener
 
-    def _hear(self, name: str, times: Any, *, is_hit: bool) -> None:
+    def _count(self, name: str, times: Any, *, is_hit: bool) -> None:
         if is_hit:
             self.loaded += 1
             log.warning("The kernel %s was not loaded when the engine was ready.", name)

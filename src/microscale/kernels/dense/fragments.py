@@ -179,7 +179,7 @@ class BlockScaledFragments(DenseOp[PackedDense]):
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         if spec.tokens <= small_batch.MAX_TOKENS:
             return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
-        # Half of the peak: unpacking runs beside the matrix unit. Not measured yet.
+        # Half of the peak: unpacking runs next to the matrix unit. Not measured yet.
         total = weight_bytes(spec) + activation_bytes(spec)
         return Cost(total, dense_flops(spec), MatrixUnit.FP8, efficiency=0.5, launches=2)
 

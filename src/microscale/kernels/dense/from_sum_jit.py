@@ -1,6 +1,6 @@
 """Jit code of a dense layer behind the residual stream, for one token: sum, RMSNorm and product in one launch.
 
-Every program adds and norms the token anew, which costs less than a launch. It does so as ``small/norm_jit.rms_norm``
+Every program adds and norms the token again, which costs less than a launch. It does so as ``small/norm_jit.rms_norm``
 does, so that nobody can tell from the bits: the square of each column is added to its neighbours' in the same order. A
 thread there has 8 columns side by side, of every ``256 * NORM_WARPS`` in a row; lanes are added next, warps last. Here
 a program has fewer warps, so each stands for several of those: ``HIGH`` of them.

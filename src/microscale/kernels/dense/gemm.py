@@ -26,7 +26,7 @@ EFFICIENCY = 0.4
 
 @dataclass(frozen=True)
 class _GemmLaunch:
-    """All that one launch has besides its outputs."""
+    """All that one launch has apart from its outputs."""
 
     grid: tuple[int]
     inputs: tuple[Tensor, ...]

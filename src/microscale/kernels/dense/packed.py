@@ -82,7 +82,7 @@ def pack(weights: DenseWeights) -> PackedDense:
 def _pack_chunks(
     weight: BlockScaled | ChannelScaled, findings: layouts.Findings, *, keep_scales: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Words and scale words ``[rows / 16, ...]``; besides them there is never more than a few chunks."""
+    """Words and scale words ``[rows / 16, ...]``; more than these there are never but a few chunks."""
     step = CHUNK_ROWS if layouts.has_numbers(weight.values) else weight.shape[0]
     first = _pack_rows(weight[:step], findings)
     tiles = weight.shape[0] // layouts.TILE_ROWS

@@ -49,7 +49,7 @@ def why_not_fused_norm(spec: DenseSpec, gpu: Gpu) -> Reason | None:
 
 
 def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
-    """Whether this kernel is the one for so many tokens, and not a GEMM."""
+    """Whether this kernel runs this many tokens, and not a GEMM."""
     if tokens <= MAX_TOKENS:
         return True
     programs = cdiv(tokens, COLUMNS[-1]) * cdiv(rows, TILE_ROWS)
@@ -81,7 +81,7 @@ def fetches_early(weight_format: str, tile: DenseTile) -> bool:
 
 
 def norm_constants(packed: PackedDense, tile: DenseTile) -> dict[str, int]:
-    """How the warps of a program stand for those of a norm: so many of them at once, so often."""
+    """How the warps of a program do the work of a norm's: how many of those at once, and how often."""
     k = packed.k
     norm_warps = warps(norm_block(k))
     held = min(tile.warps, norm_warps)

@@ -1,4 +1,4 @@
-"""Launches of what stands between two steps with drafts: one each, a program a sequence."""
+"""Launches between two steps with drafts: one each, a program a sequence."""
 
 from __future__ import annotations
 

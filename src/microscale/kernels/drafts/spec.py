@@ -1,4 +1,4 @@
-"""What stands between two steps with drafts of which nobody has read the first.
+"""What runs between two steps with drafts when the host has not read the first.
 
 ``follow``    how many drafts of each sequence are what was drawn; from that its own next token, and its next drafts
 ``move_on``   a step that the host laid out as if nothing was accepted, brought to where its sequences are
@@ -25,7 +25,7 @@ class Layout:
     first_rows: Tensor  # [sequences]
     lengths: Tensor  # [sequences]: of the drafts
     owners: Tensor  # [rows]: the sequence
-    sources: Tensor  # [rows]: where its token stands among the sequences' own ones and, behind them, all drafts
+    sources: Tensor  # [rows]: where its token is among the sequences' own ones and, behind them, all drafts
     drawn: Tensor  # [sequences, longest]: the row that draws the token which a draft guesses
     drafted: Tensor  # bool [sequences, longest]: whether there is such a draft
 

@@ -65,7 +65,7 @@ class BlockScaledMoe(MoeOp[PackedExperts]):
         if not pays_mxfp8(spec, gpu):
             return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
-        # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
+        # of the peak elsewhere: unpacking runs next to the matrix unit, and tails of tiles are padded. Unmeasured.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
         return Cost(total, expert_flops(spec), MatrixUnit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
 

@@ -41,7 +41,7 @@ def block_scaled(gpu: Gpu) -> bool:
 
 
 def pays_mxfp8(spec: MoeSpec, gpu: Gpu) -> bool:
-    """Whether the tokens are so many that arithmetic counts, and 8-bit activations with it."""
+    """Whether there are enough tokens that arithmetic counts, and 8-bit activations with it."""
     many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(ThresholdName.FP8_PAIRS, gpu) * spec.num_experts
     return spec.tokens > MAX_TOKENS and many
 

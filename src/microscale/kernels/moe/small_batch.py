@@ -65,17 +65,17 @@ def tile_constants(tile: ExpertTile) -> dict[str, int]:
 
 
 def pdl_constant(gpu: Gpu) -> dict[str, bool]:
-    """Whether a kernel takes part in programmatic dependent launch, as it is told itself."""
+    """Whether a kernel takes part in programmatic dependent launch: the constant that it reads."""
     return {"PDL": gpu.has(Feature.PDL)}
 
 
 def pdl_option(gpu: Gpu) -> dict[str, bool]:
-    """The same, as its launch is told."""
+    """The same as an option of its launch."""
     return {"launch_pdl": True} if gpu.has(Feature.PDL) else {}
 
 
 def gemm_options(tile: ExpertTile, warps: int, gpu: Gpu) -> dict[str, Any]:
-    """Launch options of a GEMM with so many warps in a program."""
+    """Launch options of a GEMM with this many warps in a program."""
     registers = max_registers(tile, warps, gpu)
     limit = {} if registers is None else {"maxnreg": registers}
     return {"num_warps": warps, **pdl_option(gpu), **limit}
@@ -97,7 +97,7 @@ def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routin
 
 @dataclass(frozen=True)
 class OwnList:
-    """A work list that nobody writes: every program finds its tile from the experts' ids."""
+    """A work list that is never written: every program finds its tile from the experts' ids."""
 
     tiles: int
     """At most."""
@@ -179,7 +179,7 @@ def make_list(
 ) -> tuple[Dispatch, Tensor]:
     """The work list of at most ``LIST_PAIRS`` pairs, in tiles of ``columns``, and ``x`` times 2**64.
 
-    ``padded``: tokens in the order, and with so many columns, as ``grouped_wgmma`` wants them.
+    ``padded``: tokens in the order, and with as many columns, as ``grouped_wgmma`` wants them.
     """
     tokens, top_k = ids.shape
     bound = tile_bound(ids.numel(), num_experts, columns)

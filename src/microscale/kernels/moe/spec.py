@@ -47,12 +47,12 @@ class Gate:
     alpha: float = 1.702
     limit: float = 7.0
     run: int = 1
-    """Where they are interleaved, how many gate rows stand together before as many up rows. Experts have 1."""
+    """Where they are interleaved, how many gate rows come together before as many up rows. Experts have 1."""
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """A dense MLP beside the experts, which reads and adds to the same residual stream."""
+    """A dense MLP next to the experts, which reads and adds to the same residual stream."""
 
     units: int
     weight_format: str
@@ -76,7 +76,7 @@ class MoeSpec:
     bias: bool
     tokens: int
     mlp: MlpSpec | None = None
-    """The dense MLP that shall run in the experts' own launches, where that is asked."""
+    """The dense MLP that is to run in the experts' own launches, if any."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token goes to. An id may stand in a row once; weights are already normalised."""
+    """Which experts each token goes to. An id is in a row at most once; weights are already normalised."""
 
     expert_ids: Tensor  # [tokens, top_k] int32
     weights: Tensor  # [tokens, top_k] float32

@@ -1,4 +1,4 @@
-"""Launches of an expert layer with a dense MLP beside it, both in two kernels: ``with_mlp_jit`` has the arithmetic.
+"""Launches of an expert layer with a dense MLP, both in two kernels: ``with_mlp_jit`` has the arithmetic.
 
 On streams of their own the two fill the card 1.5 times, the MLP's three kernels wait for each other, and programmatic
 dependent launch ends where streams part and meet. In one launch they are one wave, and nothing is in between.
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = DIRECT_TOKENS
 RUN = 8
-"""Gate rows of the MLP that stand before as many up rows: half of a row tile."""
+"""Gate rows of the MLP that come before as many up rows: half of a row tile."""
 
 
 def supports(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    """Where tiles were measured, with registers for one wave; elsewhere the MLP runs beside the experts."""
+    """Where tiles were measured, with registers for one wave; elsewhere the MLP runs next to the experts."""
     measured = with_mlp_slices(gpu)
     if not measured:
         return f"has tiles where they were measured, and none for {gpu.name}"
     if not 0 < spec.tokens <= MAX_TOKENS:
         return f"runs up to {MAX_TOKENS} tokens with an MLP, not {spec.tokens}"
     if spec.weight_format != MXFP8.name or spec.bias:
-        return f"takes an MLP beside mxfp8 experts without biases, not beside {spec.weight_format}"
+        return f"takes an MLP with mxfp8 experts without biases, not with {spec.weight_format}"
     # Slices of K of which only the last may be short: those of gate_up, and those of the MLP's down.
     if not all(_whole(spec.hidden, slices) for slices in measured):
         return f"cuts K into slices, for which {spec.hidden} columns are too few"

@@ -1,4 +1,4 @@
-"""What sampling must at least read: every logit once. What an implementation reads more is its own affair."""
+"""What sampling must at least read: every logit once."""
 
 from __future__ import annotations
 

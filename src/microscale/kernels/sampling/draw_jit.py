@@ -109,7 +109,7 @@ def scan(
     vocab, stride, words,
     BLOCK: tl.constexpr, COPY: tl.constexpr, HISTORY: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (rows, blocks). What the logits epilogue would have said of this block."""
+    """Grid: (rows, blocks). What the logits epilogue would give for this block."""
     row, block = tl.program_id(0), tl.program_id(1)
     token, x = load_block(logits_ptr, row, block, vocab, stride, BLOCK)
     inside = token < vocab
@@ -134,7 +134,7 @@ def add_bias(
     vocab, stride, words, capacity,
     PAIRS: tl.constexpr, HISTORY: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (rows,). Bias comes before penalties: the few tokens that have one are computed anew."""
+    """Grid: (rows,). Bias comes before penalties: the few tokens that have one are computed again."""
     row = tl.program_id(0)
     for start in range(0, capacity, PAIRS):
         at = start + tl.arange(0, PAIRS)

@@ -1,7 +1,7 @@
 """The paths of ``triton_sampling``: which stages each has, and for which batches it is meant.
 
 A path runs the batches that ask for just its stages. The two that have the same, with the lm_head's blocks and without,
-stand in the order of their launches.
+are in the order of their launches.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NO_SCAN = "it reads no logits"
 
 @dataclass(frozen=True)
 class Stages:
-    """What a path does besides ``pick``."""
+    """What a path does apart from ``pick``."""
 
     scan: bool = True
-    """Read the logits; else the blocks that the lm_head made beside them serve."""
+    """Read the logits; else the blocks that the lm_head made with them serve."""
     adjust: bool = False
     """Scan the adjusted copy too."""
     bias: bool = False
@@ -45,7 +45,7 @@ class Stages:
         """``None`` where these are the stages that the batch asks for."""
         features = spec.features
         if not self.scan and not features.blocks:
-            return "reads the lm_head's blocks, and none lie beside these logits"
+            return "reads the lm_head's blocks, and none come with these logits"
         if features.draws and not self.weigh:
             return "takes the likeliest token, and some row draws"
         if features.filters and not self.cut:

@@ -49,7 +49,7 @@ class SamplingFeatures(NamedTuple):
     tops: bool = False
     """The likeliest tokens and their log-probabilities."""
     blocks: bool = False
-    """The lm_head's own blocks lie beside the logits."""
+    """The lm_head's own blocks come with the logits."""
 
 
 GREEDY = SamplingFeatures()
@@ -84,7 +84,7 @@ class History:
 
 @dataclass(frozen=True)
 class Bias:
-    """Pairs of a token and what is added to its logit; no token occurs twice in a row, and -1 stands for no pair."""
+    """Pairs of a token and what is added to its logit; no token occurs twice in a row, and -1 is no pair."""
 
     tokens: Tensor  # int32 [rows, capacity]
     values: Tensor  # float32 [rows, capacity]
@@ -168,7 +168,7 @@ class SamplingOp(Implementation[SamplingSpec]):
         self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None,
         path: SamplingPath,
     ) -> Sampled:  # fmt: skip
-        """Sample ``logits`` (float32 [rows, vocab]) by ``path``; ``blocks`` are those that the lm_head made beside
+        """Sample ``logits`` (float32 [rows, vocab]) by ``path``; ``blocks`` are those that the lm_head made with
         them."""
         return path.start(spec, gpu, logits, batch, blocks)
 

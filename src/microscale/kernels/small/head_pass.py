@@ -1,4 +1,4 @@
-"""Launches of what a draft head's pass has beside its layer: two norms side by side before it, the guess behind it."""
+"""Launches of what a draft head's pass has around its layer: two norms side by side before it, the guess behind it."""
 
 from __future__ import annotations
 

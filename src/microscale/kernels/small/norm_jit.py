@@ -258,7 +258,7 @@ def add_norm_route(
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). Sum, norm, router and top-k of few tokens in one launch.
 
-    Every program of a token adds and norms it anew, which costs less than a launch; the last one with its logits
+    Every program of a token adds and norms it again, which costs less than a launch; the last one with its logits
     chooses. The first block stores the norm and the last one the sum, after they have counted, as in
     ``norm_add_norm_route``.
     """

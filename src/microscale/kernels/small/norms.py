@@ -1,4 +1,4 @@
-"""Launches of ``triton_small``'s norms, alone and with what stands around them."""
+"""Launches of ``triton_small``'s norms, alone and with the ops around them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
 ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
-# The same for norm, sum, norms, router and top-k, with this many readers besides the router.
+# The same for norm, sum, norms, router and top-k, with this many readers apart from the router.
 NORM_ADD_NORM_ROUTED = ((4096, 128, 8),)
 NORM_ADD_NORM_READERS = 2
 ROUTED_TOKENS = 16
@@ -158,7 +158,7 @@ def norm_add_norm_constants(block: int, e_pad: int, top_k: int) -> dict[str, int
 
 
 def _routes(shape: tuple[int, int, int], known: tuple[tuple[int, int, int], ...], tokens: int) -> Reason | None:
-    """Why there is no kernel for so many tokens and for columns up to a power of two, experts up to one, and top k."""
+    """Why there is no kernel for this many tokens and this shape: columns and experts, up to powers of 2, and top k."""
     if not 0 < tokens <= ROUTED_TOKENS:
         return f"pays up to {ROUTED_TOKENS} tokens, not for {tokens}"
     if shape not in known:

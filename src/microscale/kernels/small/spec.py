@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouterShape:
-    """What a router has, and how many norms the sum before it gets besides the router's own (``NormAddNorm``)."""
+    """What a router has, and how many norms the sum before it gets apart from the router's own (``NormAddNorm``)."""
 
     bias: bool
     expert_scale: bool
