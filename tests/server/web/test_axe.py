@@ -32,7 +32,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     if npm is None:
         pytest.skip("npm is not installed, and axe-core comes from it.")
     folder = tmp_path_factory.mktemp("axe")
-    command = [npm, "pack", "--silent", f"axe-core@{VERSION}"]
+    command = [npm, "pack", "--silent", "--fetch-retries=0", "--fetch-timeout=30000", f"axe-core@{VERSION}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     archive = folder / f"axe-core-{VERSION}.tgz"
     if not archive.exists():

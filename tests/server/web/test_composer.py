@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from support.live_server import SEEDS as PLAIN
 from support.web_page import Open, ask, done, keep_looks, sent_body
@@ -114,13 +115,20 @@ def test_stored_settings_outside_of_the_bounds_are_not_used(open_page: Open) -> 
 
 def test_the_context_used_is_shown(open_page: Open) -> None:
     with open_page(PLAIN["answer"]) as page:
+        replies: list[str] = []
+
+        def keep(route: Route) -> None:
+            reply = route.fetch()
+            replies.append(reply.text())
+            route.fulfill(response=reply)
+
+        page.route(CHAT, keep)
         context = page.locator("#context")
         expect(context).to_be_hidden()
-        with page.expect_response(CHAT) as reply:
-            ask(page, "Hello")
+        ask(page, "Hello")
         done(page)
-        usage = [line for line in reply.value.text().splitlines() if '"usage":{' in line][-1]
-        total = int(usage.split('"total_tokens":')[1].split(",")[0].rstrip("}"))
-        expect(context).to_have_text(f"Context: {total} of 4,096 tokens")
+        usage = next(json.loads(line[6:])["usage"] for line in replies[0].splitlines() if '"total_tokens"' in line)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+        expect(context).to_have_text(f"Context: {usage['total_tokens']} of 4,096 tokens")
         page.get_by_role("button", name="New chat").click()
         expect(context).to_be_hidden()

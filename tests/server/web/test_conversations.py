@@ -111,11 +111,11 @@ def test_export_and_import(open_page: Open, tmp_path: Path) -> None:
             file.write_text(json.dumps(broken))
             page.locator("#choose-import").set_input_files(file)
             expect(page.locator("#chats-note-text")).to_contain_text(
-                "all.json was not imported: This is not a conversation"
+                "all.json was not imported. This is not a conversation"
             )
         file.write_text("no JSON")
         page.locator("#choose-import").set_input_files(file)
-        expect(page.locator("#chats-note-text")).to_contain_text("all.json was not imported")
+        expect(page.locator("#chats-note-text")).to_have_text("all.json was not imported. It is not JSON.")
         expect(titles(page)).to_have_count(2)
 
 

@@ -1,4 +1,4 @@
-// The server: requests with a key, errors as it tells them, streams of events.
+// The server: requests with a key, its errors, and streams of events.
 
 import { keep, recall } from "/web/dom.js";
 
@@ -27,26 +27,26 @@ async function call(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw gone();
   }
-  // A key that was given meanwhile is tried before anybody is asked for one again.
+  // If the user entered another key in the meantime, it is tried before the page asks again.
   if (response.status === 401 && key !== getKey()) return call(path, options);
   if (!response.ok) throw await errorOf(response);
   return response;
 }
 
 async function errorOf(response) {
-  let told = {};
+  let given = {};
   try {
-    told = (await response.json()).error ?? {};
+    given = (await response.json()).error ?? {};
   } catch {
-    // A proxy's page, perhaps; the status says enough.
+    // Perhaps the page of a proxy: the status says enough.
   }
-  const message = told.message ?? `The server answered with status ${response.status}.`;
-  return new ApiError(response.status, told.code ?? "", message, response.headers.get("retry-after"));
+  const message = given.message ?? `The server answered with status ${response.status}.`;
+  return new ApiError(response.status, given.code ?? "", message, response.headers.get("retry-after"));
 }
 
 export const getJson = async (path) => (await call(path)).json();
 
-/** Text, or an error after a while: a server that hangs is as good as gone. */
+/** Text, or an error after a while: a server that hangs is treated as one that cannot be reached. */
 export async function getText(path, withinMs) {
   const response = await call(path, { signal: AbortSignal.timeout(withinMs) });
   try {

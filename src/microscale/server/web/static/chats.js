@@ -2,11 +2,10 @@
 
 import { $, announce, h, icon, keep, recall } from "/web/dom.js";
 import { MOST, openStore } from "/web/store.js";
+import { download, readExport } from "/web/transfer.js";
 import { fromJson } from "/web/tree.js";
 
-const FORMAT = "microscale-conversations";
 const UNDO_MS = 20_000;
-const MOST_IMPORT = 60_000_000; // bytes of a file
 const phone = window.matchMedia("(max-width: 900px)");
 
 export class Chats {
@@ -106,8 +105,9 @@ export class Chats {
       this.onSwitch();
       await this.show(id);
     }
+    // On phones, focus in the message box would open the keyboard over the conversation.
     if (phone.matches) this.toggle(false);
-    $("prompt").focus();
+    else $("prompt").focus();
   }
 
   startNew() {
@@ -181,22 +181,16 @@ export class Chats {
 
   download(conversations, name) {
     if (!conversations.length) return this.note("There is nothing to export yet.");
-    const data = { format: FORMAT, version: 1, conversations: conversations.map((conversation) => conversation.toJson()) };
-    const address = URL.createObjectURL(new Blob([JSON.stringify(data, null, 1)], { type: "application/json" }));
-    h("a", { href: address, download: `${name}-${new Date().toISOString().slice(0, 10)}.json` }).click();
-    setTimeout(() => URL.revokeObjectURL(address), 10_000);
+    download(conversations, name);
     announce(conversations.length === 1 ? "The conversation was exported." : `${conversations.length} conversations were exported.`);
   }
 
   async import(file) {
     let conversations;
     try {
-      if (file.size > MOST_IMPORT) throw new Error("it is too large");
-      const data = JSON.parse(await file.text());
-      if (data?.format !== FORMAT || data.version !== 1 || !Array.isArray(data.conversations)) throw new Error("it is not an export of this page");
-      conversations = data.conversations.map(fromJson);
+      conversations = await readExport(file);
     } catch (error) {
-      this.note(`${file.name} was not imported: ${error.message.replace(/\.$/, "")}.`);
+      this.note(`${file.name} was not imported. ${error.message}`);
       return;
     }
     const here = new Set(this.list.map(({ id }) => id));
@@ -214,7 +208,7 @@ export class Chats {
   // ---- what is shown --------------------------------------------------------------------------------------------------
 
   render() {
-    if (document.querySelector("#chats-list form")) return; // somebody is renaming
+    if (document.querySelector("#chats-list form")) return; // a title is being edited
     const focused = document.activeElement;
     const current = this.chat.conversation.id;
     for (const [id, row] of this.rows) {

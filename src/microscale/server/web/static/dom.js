@@ -37,14 +37,14 @@ export function keep(storage, key, value) {
     if (value === null || value === "") window[storage].removeItem(`microscale.${key}`);
     else window[storage].setItem(`microscale.${key}`, value);
   } catch {
-    // It works without, until the page is loaded again.
+    // The page works without it until it is loaded again.
   }
 }
 
-/** Say something to who cannot see the page change. */
+/** Tell a screen reader what changed. */
 export function announce(text) {
   const status = $("status");
-  // The same text twice is said twice only if it was gone in between.
+  // The same text is read again only if it was removed in between.
   status.textContent = "";
   setTimeout(() => (status.textContent = text), 50);
 }
@@ -68,9 +68,9 @@ export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Browsers offer the clipboard to pages of this machine and to encrypted ones; others have the old way.
+    // Browsers offer the clipboard only to HTTPS and to this machine; other pages have the old way.
     if (!copySelected(text)) {
-      announce("The browser did not let the text be copied.");
+      announce("The browser did not allow the page to copy the text.");
       return;
     }
   }

@@ -1,4 +1,4 @@
-// Lines over what was seen of the last two minutes, as SVG. A value holds for the time in which it was measured, from one
+// Lines over the last two minutes, as SVG. A value is valid for the time in which it was measured, from one
 // reading to the next; where nothing is known, nothing is drawn.
 
 import { h, s } from "/web/dom.js";

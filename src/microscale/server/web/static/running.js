@@ -1,4 +1,4 @@
-// "What is running": the plan and the memory once, figures and plots each second while somebody looks, and more often
+// "What is running": the plan and the memory once, figures and plots every second while the view is open, and more often
 // while an answer runs here, so that short ones are seen too.
 
 import { getJson, getText } from "/web/api.js";
@@ -32,7 +32,7 @@ export class Running {
     this.readings = [];
     this.timer = null;
     this.reading = false;
-    this.owed = false; // a reading, whoever looks
+    this.owed = false; // a reading, even if the view is closed
     this.lost = false;
     this.tiles = Object.fromEntries(Object.keys(TILES).map((name) => [name, h("strong", {}, "–")]));
     this.draftsTitle = h("dt", {}, TILES.drafts[0]);

@@ -19,7 +19,7 @@ export class Conversation {
 
   /** The title that the user gave, or the beginning of the first question. */
   get name() {
-    const [first] = this.messages.values();
+    const [first] = this.path;
     const text = this.title || (first?.content || first?.files?.[0]?.name || "").trim().split("\n")[0];
     return text.length > NAME_LENGTH ? `${text.slice(0, NAME_LENGTH)}…` : text || "New conversation";
   }
