@@ -135,7 +135,7 @@ def tail_key(rows: int, pages: int) -> Step:
 
 
 def verify_key(counts: Sequence[int], pages: int) -> Step:
-    """Of sequences with so many tokens each."""
+    """The key for sequences with these numbers of tokens."""
     total, longest = sum(counts), power_of_two(max(counts))
     tokens = graph_size(total)
     sequences = power_of_two(len(counts) + -(-(tokens - total) // longest))

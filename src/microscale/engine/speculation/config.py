@@ -125,7 +125,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
             if name in values:
                 raise BadSetting(f"--speculative-config: {name} is for method {NGRAM}; leave it out.")
     typed = dict(values)
-    # As in vLLM, one of the two bounds stands for both.
+    # As in vLLM, one of the two bounds is also the other one.
     for name, other in (("prompt_lookup_max", "prompt_lookup_min"), ("prompt_lookup_min", "prompt_lookup_max")):
         if name not in values and other in values:
             typed[name] = values[other]

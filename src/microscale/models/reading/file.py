@@ -1,6 +1,6 @@
 """One file that several threads read at any offset, past the page cache where the system allows that.
 
-A file is untrusted and may change while it is read: every range is as long as it was asked for, or it is an error.
+A file is untrusted and may change while it is read: every range is as long as requested, or it is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReadMethod(StrEnum):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells one state of a file from another."""
+    """Identifies one state of a file."""
 
     device: int
     inode: int
@@ -53,7 +53,7 @@ class Stamp:
 
 
 class FileChanged(BadCheckpoint):
-    """Somebody wrote to a file or cut it off while it was read."""
+    """The file was written to or cut off while it was read."""
 
 
 class WeightFile:
@@ -65,7 +65,7 @@ class WeightFile:
         self._plain = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._direct: int | None = None
         self._resident: NDArray[np.bool_] | None = None
-        """Page by page whether it was in the page cache when it was opened, if the system tells."""
+        """Page by page whether it was in the page cache when it was opened, if the system reports that."""
         self.way = ReadMethod.PLAIN
         try:
             self.check_unchanged()
@@ -105,12 +105,12 @@ class WeightFile:
 
     def check_unchanged(self) -> None:
         if Stamp.of(os.fstat(self._plain)) != self._stamp:
-            raise FileChanged(f"{self.path} changed while it was read; load it again when nobody writes to it.")
+            raise FileChanged(f"{self.path} changed while it was read; load it again when nothing writes to it.")
 
     def read_into(self, memory: memoryview, offset: int, end: int) -> None:
         """Fill ``memory`` from ``offset``, both whole blocks, at least up to byte ``end`` of the file.
 
-        A read may bring less than it was asked for: the rest is asked for again, from the last whole block.
+        A read may bring less than was requested: the rest is requested again, from the last whole block.
         """
         done = 0
         while offset + done < end:
@@ -160,14 +160,14 @@ class WeightFile:
     def _fall_back(self, error: Exception) -> None:
         self.way = ReadMethod.PLAIN
         reason = error.strerror if isinstance(error, OSError) else "this system has none"
-        _say_once(str(self.path.parent), f"direct reads are refused there ({reason})")
+        _warn_once(str(self.path.parent), f"direct reads are refused there ({reason})")
 
 
-_said: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
-def _say_once(folder: str, reason: str) -> None:
+def _warn_once(folder: str, reason: str) -> None:
     """Once for a folder: a checkpoint has many files."""
-    if (folder, reason) not in _said:
-        _said.add((folder, reason))
+    if (folder, reason) not in _warned:
+        _warned.add((folder, reason))
         log.warning("%s: %s; reading %s, which is dropped behind.", folder, reason, ReadMethod.PLAIN)

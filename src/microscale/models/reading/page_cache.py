@@ -16,15 +16,16 @@ PAGE = mmap.PAGESIZE
 
 
 def resident_bytes(fd: int) -> int | None:
-    """Bytes of an open file that are in the page cache; ``None`` where the system does not tell."""
+    """Bytes of an open file that are in the page cache; ``None`` where the system does not report it."""
     pages = resident_pages(fd)
     return None if pages is None else min(int(np.count_nonzero(pages)) * PAGE, os.fstat(fd).st_size)
 
 
 def resident_pages(fd: int) -> NDArray[np.bool_] | None:
-    """Page by page whether an open file is in the page cache, by ``mincore``; ``None`` where the system does not tell.
+    """Page by page whether an open file is in the page cache, by ``mincore``; ``None`` where the system does not
+    report it.
 
-    For files that the user could not write Linux answers "all of it", so as to tell nothing of what others read.
+    For files that the user could not write Linux answers "all of it", which hides what others read.
     """
     stat = os.fstat(fd)
     size = stat.st_size
