@@ -159,7 +159,7 @@ class Sampler:
             batch = self._batch(rows, allowed, ahead)
         if blocks is not None and logits.shape[1] < self._vocab:
             # Of several ranks, whose logits stayed where they are: see ``engine/ranks/steps``.
-            changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
+            changed = any(option is not None for option in (batch.history, batch.bias, batch.allowed))
             if batch.draws or batch.top_logprobs or changed:
                 raise AssertionError("these rows need all logits")
             sampled = likeliest(blocks)

@@ -131,11 +131,11 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)
 
 
-def _smaller(options: str, outline: Outline, setup: Setup, asked: Memory) -> Iterator[tuple[str, Setup, Workload]]:
+def _smaller(options: str, outline: Outline, setup: Setup, wanted: Memory) -> Iterator[tuple[str, Setup, Workload]]:
     """The same precision with fewer sequences or a shorter context."""
-    workload = asked.workload
+    workload = wanted.workload
     try:
-        _, memory = plan_and_size(outline, setup, workload, asked.available)
+        _, memory = plan_and_size(outline, setup, workload, wanted.available)
     except Unsupported:
         return
     before = f"{options} " if options else ""
