@@ -28,9 +28,8 @@ from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
 from microscale.models.families import open_weights
 from microscale.models.reading import nan_check, read_ahead
 from microscale.models.reading.chunks import READS, SMALL, DiskReads, ReadChunk, block_begin, block_end, cut
-from microscale.models.reading.file import BLOCK, FileChanged, ReadMethod, Stamp, WeightFile
+from microscale.models.reading.file import BLOCK, FileChanged, ReadMethod, Stamp, WeightFile, resident_bytes
 from microscale.models.reading.nan_check import NanCheck
-from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from microscale.models.reading.targets import Buffer, Buffers, HostTargets, Landing
 from microscale.models.safetensors_header import TensorEntry

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.reading import file as weight_file
 from microscale.models.reading.chunks import DiskReads
-from microscale.models.reading.file import ReadMethod, Stamp, WeightFile
-from microscale.models.reading.page_cache import PAGE, resident_bytes, resident_pages
+from microscale.models.reading.file import PAGE, ReadMethod, Stamp, WeightFile, resident_bytes, resident_pages
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from support.cold_files import write_tensors
 

@@ -1,8 +1,8 @@
 """Grammars over the vocabulary: which tokens may come next, through ``llguidance``.
 
 Owns the vocabulary as llguidance wants it, compiled grammars, and a ``Matcher`` for each request that has one. A
-grammar is llguidance's own text, made by the server; what it says of text is nothing to the engine. A matcher stands
-where its request's tokens stand, so preemption and the prefix cache are nothing to it.
+grammar is llguidance's own text, made by the server; the engine does not interpret it. A matcher's state follows from
+its request's tokens alone, so preemption and the prefix cache do not affect it.
 
 ``llguidance`` is imported with the first grammar: benchmarks, and engines that see none, do without it.
 """
@@ -35,7 +35,7 @@ MAX_REASON_CHARS = 400
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tokens stand for. A control token is known by its name, as grammars spell it, and no text matches it."""
+    """The text of each token. A control token is known by its name, as grammars spell it, and no text matches it."""
 
     tokens: Sequence[bytes]
     control: Sequence[int]
@@ -44,7 +44,7 @@ class Vocabulary:
 
 
 class Matcher:
-    """Where one request stands in its grammar."""
+    """The state of one request in its grammar."""
 
     def __init__(self, inner: llguidance.LLMatcher) -> None:
         self.inner = inner
@@ -53,10 +53,10 @@ class Matcher:
         self.inner.consume_token(token)
 
     def after(self, token: int) -> Matcher:
-        """Another matcher, where this one would stand after ``token``. 2 us, and 10 more with a mask of its own."""
-        found = Matcher(self.inner.deep_copy())
-        found.accept(token)
-        return found
+        """Another matcher, in the state that follows ``token``. 2 us, and 10 more with a mask of its own."""
+        matcher = Matcher(self.inner.deep_copy())
+        matcher.accept(token)
+        return matcher
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these could follow, one after the other."""
@@ -93,10 +93,10 @@ class Grammars:
     def matcher(self, text: str) -> Matcher:
         """A matcher at the beginning of the grammar ``text``; compiles what is not at hand, which may take a second."""
         with self._lock:
-            found = self._compiled.get(text)
-            if found is not None:
+            compiled = self._compiled.get(text)
+            if compiled is not None:
                 self._compiled.move_to_end(text)
-                return Matcher(found.deep_copy())
+                return Matcher(compiled.deep_copy())
         made = self._compile(text)
         with self._lock:
             self._compiled[text] = made
@@ -136,12 +136,12 @@ class Grammars:
         made: llguidance.LLMatcher = library.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if made.is_error():
             raise BadRequest(reason(made.get_error()))
-        # Some grammars that nothing satisfies are only found out by their first mask.
+        # Some grammars that nothing satisfies are only refused with their first mask.
         made.compute_bitmask()
         if made.is_error():
-            told = reason(made.get_error())
+            message = reason(made.get_error())
             # llguidance's word for a grammar that allows no token; any other is a bound that was met.
-            raise BadRequest("No text satisfies it." if "NoExtension" in told else told)
+            raise BadRequest("No text satisfies it." if "NoExtension" in message else message)
         made.reset()
         return made
 
@@ -149,7 +149,7 @@ class Grammars:
 def _tokenizer(vocabulary: Vocabulary, num_tokens: int) -> llguidance.LLTokenizer:
     control = {token for token in vocabulary.control if token < num_tokens}
     known = list(enumerate(vocabulary.tokens[:num_tokens]))
-    # Byte-pair merges go by rank, and a rank is an id. Where two tokens stand for the same bytes, the first is a spare
+    # Byte-pair merges go by rank, and a rank is an id. Where two tokens have the same bytes, the first is a spare
     # for characters that the vocabulary lacks, and text has the second.
     ranks = {text: token for token, text in known if text and token not in control}
     try:

@@ -135,7 +135,7 @@ def tail_key(rows: int, pages: int) -> Step:
 
 
 def verify_key(counts: Sequence[int], pages: int) -> Step:
-    """Of sequences with so many tokens each."""
+    """The key for sequences with these numbers of tokens."""
     total, longest = sum(counts), power_of_two(max(counts))
     tokens = graph_size(total)
     sequences = power_of_two(len(counts) + -(-(tokens - total) // longest))
@@ -222,9 +222,9 @@ class GraphSizes:
             keys += [decode_key(rows, pages) for rows in range(1, self.max_sequences + 1)]
             keys += self._verify(pages)
             if self.draft_tokens:
-                lengths = range(1, self.max_tokens // (1 + self.draft_tokens) + 1)
-                counts = ([1 + self.draft_tokens] * rows for rows in lengths if rows <= self.max_sequences)
-                keys += [verify_key(each, pages) for each in counts]
+                sequences = range(1, self.max_tokens // (1 + self.draft_tokens) + 1)
+                counts = ([1 + self.draft_tokens] * rows for rows in sequences if rows <= self.max_sequences)
+                keys += [verify_key(lengths, pages) for lengths in counts]
             if self.buckets:
                 keys += [tail_key(rows, pages) for rows in range(1, self.max_sequences + 1)]
             keys += [self._body(tokens, size, pages) for size in self.body_sequences for tokens in self.buckets]

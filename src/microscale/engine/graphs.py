@@ -75,7 +75,7 @@ def cost(key: Step) -> tuple[int, int, int]:
 
 
 def holds(key: Step, counts: Sequence[int], pages: int) -> bool:
-    """Whether sequences of so many tokens fit into a key, with the padding sequences that fill it up."""
+    """Whether sequences with these numbers of tokens fit into a key, with the padding sequences that fill it up."""
     spare = key.tokens - sum(counts)
     if spare < 0 or pages > key.pages or max(counts) > key.longest:
         return False
@@ -100,7 +100,7 @@ class Graphs:
         waits: bool = True,
         budget: int = LEAST_GRAPH_MEMORY,
     ) -> None:
-        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. ``waits``: for the device
+        """``uncapturable``: why work on a number of tokens cannot be captured, if it cannot. ``waits``: for the device
         before each capture, as threads need that watch work on it (NCCL's). ``budget``: see ``graph_memory``."""
         self.enabled = enabled and device.type == "cuda"
         if self.enabled and torch.cuda.is_available():

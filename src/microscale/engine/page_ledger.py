@@ -44,7 +44,7 @@ class PageLedger:
         self._limits = limits
 
     def missing(self, request: Request, tokens: int | None = None) -> int:
-        """Full pages that a running request has yet to take for so many tokens, or for those that it has."""
+        """Full pages that a running request has yet to take for ``tokens`` tokens, or for those that it has."""
         count = len(request.tokens) if tokens is None else tokens
         held = len(self._full.pages_of(request.request_id))
         return max(0, -(-count // self._limits.page_size) - held)
@@ -141,5 +141,5 @@ class PageLedger:
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
+    """Number of pages that hold this many tokens."""
     return -(-tokens // page_size)

@@ -13,7 +13,7 @@ Kept pages are evicted least recently used first, those that were never shared b
 prompts that share nothing does not push out the prefix that all share. An owner's pages are released from the end, so
 that the tail of a chain is evicted first and its head, without which the tail cannot be found, last.
 
-Prefix cache: the key of a page is a hash of its tokens and of the key before it, so it stands for everything from the
+Prefix cache: the key of a page is a hash of its tokens and of the key before it, so it identifies everything from the
 first token on. The chain begins with the tenant's salt, and tenants with different salts share nothing. A hit of n
 pages needs the full layers' pages 0 to n - 1 and, of the sliding layers', only those that the window of the next token
 still sees: the longest n for which both are there is taken.
@@ -49,7 +49,7 @@ class PagePool:
         # Kept pages, the least recently used first: those that were never shared, and those that were.
         self._once: OrderedDict[int, None] = OrderedDict()
         self._again: OrderedDict[int, None] = OrderedDict()
-        self._found: set[int] = set()
+        self._shared: set[int] = set()
         self.num_evicted = 0
 
     @property
@@ -75,7 +75,7 @@ class PagePool:
                 self._once.pop(page, None)
                 self._again.pop(page, None)
                 self._references[page] += 1
-                self._found.add(page)
+                self._shared.add(page)
         self._owned[owner] = pages
 
     def grow(self, owner: Hashable, total: int) -> None:
@@ -121,7 +121,7 @@ class PagePool:
         else:
             page, _ = (self._once or self._again).popitem(last=False)
             del self._page_of[self._key_of.pop(page)]
-            self._found.discard(page)
+            self._shared.discard(page)
             self.num_evicted += 1
         self._references[page] = 1
         return page
@@ -131,7 +131,7 @@ class PagePool:
         if self._references[page]:
             return
         if page in self._key_of:
-            (self._again if page in self._found else self._once)[page] = None
+            (self._again if page in self._shared else self._once)[page] = None
         else:
             self._free.append(page)
 
@@ -185,12 +185,12 @@ def window_pages(num_pages: int, window: int, page_size: int) -> int:
 
 def longest_hit(keys: Sequence[Key], full: PagePool, sliding: PagePool, window: int, page_size: int) -> int:
     """How many pages from the start can be reused."""
-    found = 0
-    while found < len(keys) and full.find(keys[found]):
-        found += 1
+    in_full = 0
+    while in_full < len(keys) and full.find(keys[in_full]):
+        in_full += 1
     # run: how many sliding pages in a row are there, ending before page n.
     run, best = 0, 0
-    for n in range(1, found + 1):
+    for n in range(1, in_full + 1):
         run = run + 1 if sliding.find(keys[n - 1]) else 0
         if run >= n - window_pages(n, window, page_size):
             best = n

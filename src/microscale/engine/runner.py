@@ -104,7 +104,7 @@ class ModelRunner:
             max_pages=sizes.max_pages,
             device=model.device,
         )
-        self.taps = _standing_taps(model, taps, limits) if taps else None
+        self.taps = _make_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         ops, waits, budget = model.ops, model.ops.ranks.world > 1, graph_memory(model.ops.gpu)
@@ -168,10 +168,10 @@ class ModelRunner:
         with torch.inference_mode():
             result = self._model.body(self._inputs.batch(key), self._kv, taps)
             if self._gathered is None:
-                q, x = (each.new_zeros((self._inputs.max_rows, *each.shape[1:])) for each in result)
+                q, x = (part.new_zeros((self._inputs.max_rows, *part.shape[1:])) for part in result)
                 self._gathered = q, x
-            for each, gathered in zip(result, self._gathered, strict=True):
-                torch.index_select(each, 0, self._inputs.logit_rows(), out=gathered)
+            for part, gathered in zip(result, self._gathered, strict=True):
+                torch.index_select(part, 0, self._inputs.logit_rows(), out=gathered)
 
     def _tail(self, rows: int, pages: int) -> Logits:
         """The tail for the first of the tokens that give logits, after a body."""
@@ -246,7 +246,7 @@ def _make_sizes(
     )
 
 
-def _standing_taps(model: Model, places: tuple[int, ...], limits: Limits) -> Taps:
+def _make_taps(model: Model, places: tuple[int, ...], limits: Limits) -> Taps:
     rows = graph_size(limits.max_num_batched_tokens)
     taps = Taps.empty(places, rows, model.config.hidden, model.ops.dtype, model.device)
     taps.rows.zero_()  # rows that pad a step of the head are read before they are written

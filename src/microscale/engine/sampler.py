@@ -7,7 +7,7 @@ Drafts are verified by sampling. A request with k drafts has k + 1 rows; row i i
 drafts would be: with the request's own number u for that place, its bias and its grammar's mask there. Drafts are
 accepted as long as they are what was drawn. A draft d is one token, so it is accepted with the probability that the
 model and the request's options give d, and otherwise the token drawn in its place has the distribution of the others:
-rejection sampling. Every token is even the one that would have been drawn without drafts.
+rejection sampling. Each token is the one that would have been drawn without drafts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Request:
 
 
 class _LogitRow(NamedTuple):
-    """One row of logits: the place after so many drafts of a request."""
+    """One row of logits: the place after ``after`` drafts of a request."""
 
     request: _Request
     after: int = 0
@@ -159,7 +159,7 @@ class Sampler:
             batch = self._batch(rows, allowed, ahead)
         if blocks is not None and logits.shape[1] < self._vocab:
             # Of several ranks, whose logits stayed where they are: see ``engine/ranks/steps``.
-            changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
+            changed = any(option is not None for option in (batch.history, batch.bias, batch.allowed))
             if batch.draws or batch.top_logprobs or changed:
                 raise AssertionError("these rows need all logits")
             sampled = likeliest(blocks)
@@ -172,7 +172,7 @@ class Sampler:
 
     def after(self, drawn: Drawn, drafts: Tensor, lengths: Sequence[int]) -> Ahead:
         """What the next step takes from the device if it is launched before ``drawn`` is read. ``drafts``: its drafts
-        (int64 [requests, …]), of which each request has so many."""
+        (int64 [requests, …]), of which each request has ``lengths``."""
         last, layout = self._layouts.of([len(draft) for draft in drawn.drafts]), self._layouts.of(lengths)
         verified = self._layouts.drafts(drawn.drafts) if drawn.ahead is None else drawn.ahead.drafts
         return follow(drawn.tokens, last, verified, layout, drafts, self._given(drawn))
@@ -227,7 +227,7 @@ class Sampler:
         return draft
 
     def needs_host(self, request_id: int, drafted: int = 0) -> bool:
-        """Its next token depends on what the host knows of the last one, or on how many of so many drafts were
+        """Its next token depends on what the host knows of the last one, or on how many of its ``drafted`` drafts were
         accepted."""
         request = self._requests[request_id]
         return request.matcher is not None or (drafted > 0 and request.drawn < request.params.min_tokens)
@@ -305,7 +305,7 @@ class Sampler:
 
     def _unread(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same for rows that all take the likeliest token, which none of these numbers changes: everything off, and
-        nothing to copy. Each copy stands between two steps, about 3 us of a step of 1500 (gpt-oss-20b, H200)."""
+        nothing to copy. Each copy is made between two steps, about 3 us of a step of 1500 (gpt-oss-20b, H200)."""
         if rows not in self._off:
             off = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0]).view(6, 1).expand(6, rows)
             whole = torch.zeros((3, rows), dtype=torch.int64)

@@ -42,7 +42,7 @@ class SamplingParams(Struct, frozen=True, dict=True, forbid_unknown_fields=True)
     stop_token_ids: tuple[int, ...] = ()
     """End the output like an end token; ``ignore_eos`` does not touch them."""
     min_tokens: int = 0
-    """No end or stop token is chosen before so many tokens."""
+    """No end or stop token is chosen before this many tokens."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report with the chosen one."""
     prompt_logprobs: int | None = None

@@ -30,7 +30,7 @@ from microscale.models.config import LayerKind
 AGING_STEPS = 512
 """Steps in the queue after which a request counts as one priority better."""
 MIN_SHARE = 64
-"""A prompt gets at least so many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
+"""A prompt gets at least this many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
 
 
 NO_DRAFTS: Mapping[str, Sequence[int]] = {}
@@ -38,7 +38,7 @@ NONE_ACCEPTED: Mapping[str, Sequence[int]] = {}
 
 
 class Scheduler:
-    """``add`` requests, ``schedule`` a step, tell it what was ``computed``, ``remove`` those that are done."""
+    """``add`` requests, ``schedule`` a step, report what was ``computed``, ``remove`` those that are done."""
 
     def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits) -> None:
         self.pools = pools
@@ -176,13 +176,13 @@ class Scheduler:
     def _with_drafts(self, schedule: list[Work], drafts: Mapping[str, Sequence[int]]) -> list[Work]:
         """The same step, with drafts for those that decode, by rank, while budget and pages last."""
         budget = self.limits.max_num_batched_tokens - sum(work.count for work in schedule)
-        found = []
+        drafted = []
         for work in schedule:
             wanted = drafts.get(work.request.request_id, ())[:budget] if work.decodes else ()
             count = self._take(work.request, 1 + len(wanted)) - 1 if wanted else 0
             budget -= count
-            found.append(Work(work.request, work.first, 1 + count, drafts=tuple(wanted[:count])) if count else work)
-        return found
+            drafted.append(Work(work.request, work.first, 1 + count, drafts=tuple(wanted[:count])) if count else work)
+        return drafted
 
     def _prompts(self, running: list[Request], budget: int) -> list[Work]:
         """Prompts that are on their way (by rank) and those that can be admitted, the shortest first."""

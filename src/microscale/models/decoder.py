@@ -143,7 +143,7 @@ class Decoder(ABC, Generic[State]):
         cache, and what is tapped to ``taps``."""
         wanted = batch.logits
         if wanted is not None:
-            q, x = (each.index_select(0, wanted.rows) for each in self.body(batch, kv, taps))
+            q, x = (part.index_select(0, wanted.rows) for part in self.body(batch, kv, taps))
             return self.tail(q, x, wanted.attention, kv)
         return self.end(*self._run(len(self.layers), batch, kv, taps))
 

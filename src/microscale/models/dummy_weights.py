@@ -137,7 +137,7 @@ class ShapeTensors:
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         codes, scales = _block_shapes(shape, fmt)
-        values, exponents = (torch.zeros(each, dtype=torch.uint8, device=META) for each in (codes, scales))
+        values, exponents = (torch.zeros(part, dtype=torch.uint8, device=META) for part in (codes, scales))
         return BlockScaled(values, exponents, fmt)
 
 

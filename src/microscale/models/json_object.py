@@ -80,7 +80,7 @@ class JsonObject:
         return JsonObject(f"{self.source}, {key!r}", inner, overridden, self.error)
 
     def fault(self, key: str, what: str) -> MicroscaleError:
-        """The error for a bad value of ``key``, in the class of whoever gave it."""
+        """The error for a bad value of ``key``, in the class that tells who can fix it."""
         kind = BadSetting if key in self.overridden else self.error
         by = "the override of " if key in self.overridden else ""
         return kind(f"{self.source}: {by}{key!r} {what}.")

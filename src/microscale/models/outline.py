@@ -1,8 +1,9 @@
 """A model as plans, memory and predictions see it: which ops it uses how often, what it caches, what else it holds.
 
-Nobody writes that down: the model's own constructor binds shape-only weights to ``RecordingOps``, which lists each use.
-Models bind the parts of a layer in the order in which they run. Two things follow from it: the order of the list, and
-which parts of the last layer run for tokens with logits alone, namely attention and all that is bound after it.
+The list is not written by hand: the model's own constructor binds shape-only weights to ``RecordingOps``, which lists
+each use. Models bind the parts of a layer in the order in which they run. Two things follow from it: the order of the
+list, and which parts of the last layer run for tokens with logits alone, namely attention and all that is bound after
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from microscale.planning.recording_ops import RecordingOps
 if TYPE_CHECKING:
     import torch
 
-NOWHERE = cast("torch.device", SimpleNamespace(type="none"))
+NO_DEVICE = cast("torch.device", SimpleNamespace(type="none"))
 """Where shapes are."""
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
@@ -72,7 +73,7 @@ def shard_name(model: str, shard: Shard) -> str:
 def outline(name: str, config: ModelConfig, activations: Activations, page_size: int, context: int) -> Outline:
     """The outline of a model whose attention sees up to ``context`` positions."""
     tensors, ops = OutlineTensors(), RecordingOps(activations)
-    build_model(shape_weights(config, tensors), ops, NOWHERE, page_size, ops.layer_done)
+    build_model(shape_weights(config, tensors), ops, NO_DEVICE, page_size, ops.layer_done)
     uses = tuple(_seeing(use, context) for use in in_order(ops.layers))
     cached = tuple(
         CachedLayers(LayerKind(use.layer), use.count, use.spec.num_kv_heads, use.spec.head_dim, use.spec.window)
@@ -88,7 +89,7 @@ def outline(name: str, config: ModelConfig, activations: Activations, page_size:
 
 def in_order(layers: Sequence[Sequence[Use]]) -> list[Use]:
     """Every use once, with how often it is there. Layers whose attention is of one kind are listed part by part, in all
-    formats that a part has. What only a later kind has stands before what follows it there."""
+    formats that a part has. A part that only a later kind has comes before what follows it there."""
     counts: Counter[Use] = Counter(use for layer in layers for use in layer)
     kinds: dict[str | None, list[Sequence[Use]]] = {}
     for layer in layers:
@@ -114,6 +115,6 @@ def _seeing(use: Use, context: int) -> Use:
 
 
 def _after_keys(layer: Sequence[Use]) -> list[Use]:
-    """Attention and what is bound after it. The small ops stand on both sides of it."""
+    """Attention and what is bound after it. The small ops are on both sides of it."""
     first = next(place for place, use in enumerate(layer) if use.op == "attention")
     return [use for use in layer[first:] if use.op != "small"]

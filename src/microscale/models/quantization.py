@@ -20,7 +20,7 @@ ALGORITHM = "MXFP8"
 
 
 class QuantisedModules:
-    """Tells which modules of one checkpoint are quantised."""
+    """Which modules of one checkpoint are quantised."""
 
     def __init__(self, folder: Path, left_out: Sequence[str], prefixes: Sequence[str]) -> None:
         """``prefixes``: what may precede the names of layers in a pattern."""

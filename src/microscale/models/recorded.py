@@ -115,12 +115,12 @@ def _floats(*shape: int) -> Tensor:
 
 def token_counts(most: int = MAX_TOKENS) -> list[int]:
     """Every number up to ``EVERY_SIZE_TO``, then ``SIZES_AN_OCTAVE`` from each power of two to the next."""
-    found = list(range(1, EVERY_SIZE_TO + 1))
+    counts = list(range(1, EVERY_SIZE_TO + 1))
     octave = 64
     while octave < most:
-        found += [octave + octave * part // SIZES_AN_OCTAVE for part in range(SIZES_AN_OCTAVE)]
+        counts += [octave + octave * part // SIZES_AN_OCTAVE for part in range(SIZES_AN_OCTAVE)]
         octave *= 2
-    return sorted({number for number in (*found, most) if number <= most})
+    return sorted({number for number in (*counts, most) if number <= most})
 
 
 def page_counts(max_context: int, page_size: int = PAGE_SIZE) -> list[int]:
@@ -133,14 +133,14 @@ def steps(
     max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0
 ) -> Iterator[Step]:
     """Decoding in every number; prompts in every larger one; and every way of attention in every width of table.
-    ``draft_tokens``: of a sequence, at most."""
+    ``draft_tokens``: maximum number of drafts of a sequence."""
     widths = page_counts(max_context, page_size)
     for tokens in token_counts(max_tokens):
         if tokens <= MAX_SEQUENCES:
             yield Step(tokens, tokens, 1, widths[-1])
         else:
             yield Step(tokens, 1, tokens, widths[-1])
-    # 512 new tokens: from so many query rows on, FP8 keys are copied to bf16, where the table is not too wide.
+    # 512 new tokens: from that many query rows on, FP8 keys are copied to bf16, where the table is not too wide.
     shapes = ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
     for pages, (sequences, longest) in product(widths, shapes):
         yield Step(sequences + longest - 1, sequences, longest, pages)
@@ -198,9 +198,9 @@ def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int, pages: int)
 
     @cache
     def kernels(tokens: int) -> tuple[Kernel, ...]:
-        with recording() as found:
+        with recording() as kernels:
             model.body(Step(tokens, 2, tokens, pages).batch(), kv)
-        return tuple(found)
+        return tuple(kernels)
 
     model = bind_shapes(config, ops, page_size)
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
@@ -218,7 +218,7 @@ def record(
     sizes = steps(context, model.page_size, max_tokens, draft_tokens)
     if wanted is not None:
         sizes = wanted.steps(context, model.page_size, draft_tokens)
-    with recording() as found:
+    with recording() as kernels:
         for step in sizes:
             run_step(model, step, kv)
         for rows in (1, 3):
@@ -228,4 +228,4 @@ def record(
                     model.sampling(values, batch)
             for top in (0, TOP_LOGPROBS) if wanted is None else ():
                 model.sampling.score(values, _ints(rows), top)
-    return found
+    return kernels

@@ -49,7 +49,7 @@ class StoredTensor:
         return TensorSpec(name + self.suffix, (*shape[:-1], -(-shape[-1] // self.block), *self.inner), self.dtypes)
 
     def part(self, split: RankSplit, num_axes: int, shard: Shard) -> RankPart | None:
-        """What one rank reads of it, of a tensor with so many axes."""
+        """What one rank reads of it, of a tensor with ``num_axes`` axes."""
         return split.part(shard, self.block if split.axis == num_axes - 1 else 1)
 
 

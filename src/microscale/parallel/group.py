@@ -74,7 +74,7 @@ class Group:
             self._group.gather([into] if into else [], [sent], options).wait()
         if not into:
             return None
-        return torch.cat([each[:, :width] for each, width in zip(into, widths, strict=True)], dim=1).to(part)
+        return torch.cat([columns[:, :width] for columns, width in zip(into, widths, strict=True)], dim=1).to(part)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's numbers, in place."""

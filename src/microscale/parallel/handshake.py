@@ -136,7 +136,7 @@ def introduce(sock: socket.socket, secret: bytes) -> None:
     except BadMessage:
         raise BadMessage("Rank 0 has rejected this rank: the secrets of --rank-secret-file differ.") from None
     if not hmac.compare_digest(proof, _proof(secret, b"leader", theirs, own)):
-        raise BadMessage("Whoever answers at --master-addr does not know the secret of --rank-secret-file.")
+        raise BadMessage("The process at --master-addr does not know the secret of --rank-secret-file.")
 
 
 def _proof(secret: bytes, role: bytes, leaders: bytes, ranks: bytes) -> bytes:

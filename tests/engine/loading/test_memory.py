@@ -10,7 +10,7 @@ import torch
 
 from microscale import hardware
 from microscale.engine.limits import SCORED_TOKENS
-from microscale.engine.loading.fit import check_fits, plan_and_size, refusal, ways
+from microscale.engine.loading.fit import check_fits, fitting_options, plan_and_size, refusal
 from microscale.engine.loading.memory import Memory, Workload, weight_bytes
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.errors import BadSetting, Unsupported
@@ -169,7 +169,7 @@ def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
         check(model, chosen, workload)
     text = str(error.value)
     assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
-    found, _ = ways(model, chosen, plan_and_size(model, chosen, workload)[1])
+    found, _ = fitting_options(model, chosen, plan_and_size(model, chosen, workload)[1])
     shorter = int(found[1].options.removeprefix("--max-model-len "))
     assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")
     for way in found:

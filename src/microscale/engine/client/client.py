@@ -2,7 +2,7 @@
 
 One ``EngineClient`` belongs to one asyncio loop. Whatever happens to the process (it exits, is killed, hangs, speaks
 nonsense), every open request raises ``EngineDied`` at once and so does every later call, and the process is made to
-end. ``wait_ended`` tells the owner, which exits or starts another.
+end. ``wait_ended`` reports it to the owner, which exits or starts another.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class EngineClient:
         self._next_number = 0
         self._watching: asyncio.Task[None] | None = None
         self._silence_s = 0.0
-        self._heard = 0.0
-        """When the engine last spoke, or was given work after it had none."""
+        self._last_message = 0.0
+        """When the engine last sent a message, or was given work after it had none."""
         self._drained: asyncio.Future[int] = self._loop.create_future()
         self._ended: asyncio.Future[EngineDied] = self._loop.create_future()
-        """Why nothing more can be asked of the engine."""
+        """Why the engine takes no more requests."""
 
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class EngineClient:
         except TimeoutError:
             error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")
         except BadMessage as caught:
-            error = EngineDied(f"The engine process cannot be understood: {caught}")
+            error = EngineDied(f"The engine process sent an invalid message: {caught}")
         except BaseException as caught:
             error = caught
         else:
@@ -152,7 +152,7 @@ class EngineClient:
         """A new error each time: one that is raised twice would gather the tracebacks of both."""
         return EngineDied(str(self._ended.result()))
 
-    # ---- what can be asked -------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> Stream:
         """The request's outputs, once the engine has taken it; else raises why it was refused."""
@@ -205,7 +205,7 @@ class EngineClient:
 
     def _write(self, data: bytes) -> None:
         if not self._busy:
-            self._heard = self._loop.time()
+            self._last_message = self._loop.time()
         self._link.write(data)
 
     def _check_alive(self) -> None:
@@ -224,7 +224,7 @@ class EngineClient:
 
     def _take(self, payload: bytes) -> None:
         """Handle one message of the engine. What this raises breaks the connection, which ends ``_watch``."""
-        self._heard = self._loop.time()
+        self._last_message = self._loop.time()
         self._handle(decode_for_owner(payload))
 
     async def _watch(self) -> None:
@@ -234,7 +234,7 @@ class EngineClient:
         """
         try:
             while True:
-                last = max(self._heard, self._loop.time() - self._silence_s) if self._busy else self._loop.time()
+                last = max(self._last_message, self._loop.time() - self._silence_s) if self._busy else self._loop.time()
                 try:
                     async with asyncio.timeout_at(last + self._silence_s):
                         await self._link.wait_broken()
@@ -242,16 +242,16 @@ class EngineClient:
                     self._check_silence()
         except BadMessage as error:
             self._link.kill()
-            end = EngineDied(f"The engine process cannot be understood and was killed: {error}")
+            end = EngineDied(f"The engine process sent an invalid message and was killed: {error}")
         except EngineDied as error:
             end = error
         except Exception as error:  # a bug of ours must not leave any request waiting either
             log.exception("Reading from the engine process failed.")
-            end = EngineDied(f"What the engine process said could not be handled: {type(error).__name__}: {error}")
+            end = EngineDied(f"A message of the engine process could not be handled: {type(error).__name__}: {error}")
         await self._stop(end)
 
     def _check_silence(self) -> None:
-        if self._busy and self._loop.time() - self._heard >= self._silence_s:
+        if self._busy and self._loop.time() - self._last_message >= self._silence_s:
             self._link.kill()
             raise EngineDied(f"The engine process has reported no step in {self._silence_s:g} s and was killed.")
 
@@ -272,7 +272,7 @@ class EngineClient:
                     request.fail(error)
             case StatsReply(stats):
                 if not self._stats:
-                    raise BadMessage("It answered what was not asked.")
+                    raise BadMessage("It sent statistics that were not requested.")
                 answer = self._stats.popleft()
                 if not answer.done():
                     answer.set_result(stats)
@@ -282,7 +282,7 @@ class EngineClient:
             case Failed(error):
                 raise EngineDied(f"The engine process failed: {error}")
             case Ready() | Loading():
-                raise BadMessage(f"It said {type(message).__name__} a second time.")
+                raise BadMessage(f"It sent {type(message).__name__} a second time.")
 
     def _deliver(self, output: Output, *, offer: bool) -> None:
         request = self._by_key.get(output.request_id)
@@ -304,7 +304,7 @@ def checked(message: Submit | LoadEngine, error: type[MicroscaleError]) -> bytes
         data = encode(message)
         decode_for_engine(data[HEADER:])
     except (BadMessage, TypeError, OverflowError) as caught:
-        raise error(f"This cannot be asked of the engine: {caught}") from None
+        raise error(f"The engine cannot accept this: {caught}") from None
     return data
 
 
@@ -320,4 +320,4 @@ async def wait_ready(link: EngineLink, launch: EngineProcess) -> Ready:
             case Failed(error):
                 raise error
             case other:
-                raise BadMessage(f"The engine process said {type(other).__name__} before it was ready.")
+                raise BadMessage(f"The engine process sent {type(other).__name__} before it was ready.")

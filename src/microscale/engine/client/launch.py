@@ -31,7 +31,7 @@ class EngineProcess:
     command: tuple[str, ...] = COMMAND
     load_timeout_s: float = 1800.0
     silence_s: float = 300.0
-    """An engine with work that reports no step for so long counts as hung. A first step may compile kernels."""
+    """An engine with work that reports no step for this long counts as hung. A first step may compile kernels."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
     """Called with the bytes of weights that are loaded, and their total."""
     on_kernels: Callable[[int, int], None] = lambda done, total: None

@@ -50,7 +50,7 @@ class _Frames(asyncio.Protocol):
     def fail(self, error: Exception) -> None:
         if not self.broken.done():
             self.broken.set_exception(error)
-            self.broken.exception()  # nobody may be waiting for it any more
+            self.broken.exception()  # it may be that nothing waits for it any more
         self.arrived.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -125,21 +125,21 @@ class EngineLink:
             frames.fail(error)
 
     async def wait_broken(self) -> None:
-        """Wait until nothing more will come, and raise why. A wait may be cancelled."""
+        """Wait until nothing more will come, and raise why. The wait may be cancelled."""
         await asyncio.shield(self._frames.broken)
         raise EngineDied(await self._describe_end())
 
     async def _describe_end(self) -> str:
         """How the process ended that has closed its side."""
         if not await self._exited():
-            return "The engine process hung up."
+            return "The engine process closed its connection."
         status = self._child.status() or 0
         if status < 0:
             return f"The engine process was killed by {signal.Signals(-status).name}."
         return f"The engine process ended with status {status}; its log says why."
 
     async def close(self) -> None:
-        """Hang up, upon which the process ends; kill it if it does not."""
+        """Close the connection, upon which the process ends; kill it if it does not."""
         self._transport.close()
         if not await self._exited():
             self.kill()

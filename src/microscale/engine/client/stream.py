@@ -1,4 +1,4 @@
-"""The outputs of one request on their way from the engine process to whoever reads them.
+"""The outputs of one request on their way from the engine process to their reader.
 
 The engine never waits for a reader. What a slow one has not read lies here, at most ``max_tokens`` outputs, and
 ``take`` gives all of it together.
@@ -19,7 +19,7 @@ from microscale.errors import MicroscaleError
 
 @dataclass(eq=False)
 class OpenRequest:
-    """What the client holds of a request. The ``Stream`` is its reader's alone."""
+    """The client's record of a request. Only its reader has the ``Stream``."""
 
     key: str
     """Its id on the socket; ``request_id`` is the caller's."""
@@ -42,7 +42,7 @@ class OpenRequest:
             return False
         try:
             return self.tap(token)
-        except Exception as error:  # a mistake of the reader's, for it to hear of and not for the connection
+        except Exception as error:  # the reader's own error must not break the connection
             self.tap = None
             self.waiter.set_exception(error)
             return True
@@ -91,8 +91,8 @@ class Stream(AsyncIterator[Output]):
     def tap(self, take: Callable[[int], bool]) -> None:
         """Offer tokens to ``take`` first, as they arrive, while the reader waits for one.
 
-        A token that it takes (it says so) is spared the way through the reader's task, and the reader never sees it.
-        An output that says more than a token is never offered; neither are log-probabilities, to who taps.
+        A token that it takes (it returns True) does not go through the reader's task, and the reader never sees it.
+        An output with more than a token is never offered. Log-probabilities are lost to a reader that taps.
         """
         self._request.tap = take
 

@@ -99,7 +99,9 @@ def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
 def _weight_bytes(uses: Sequence[Use], plan: Plan) -> int:
     """Bytes of the weights that ops hold, in the layouts that were decided."""
     decisions = [(use.count, plan.of(use.op, use.layer)[0]) for use in uses]
-    return sum(count * registry.find(each.op, each.chosen).packed_bytes(each.spec) for count, each in decisions)
+    return sum(
+        count * registry.find(decision.op, decision.chosen).packed_bytes(decision.spec) for count, decision in decisions
+    )
 
 
 def draft_costs(

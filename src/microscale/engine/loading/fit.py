@@ -1,7 +1,7 @@
 """Refuses a start that cannot fit, before anything is loaded, with the arithmetic and the cheapest ways to make it fit.
 
-Ways are tried from the one that costs the user least (a little more of the card) to the one that costs most (quality);
-the first three that fit are named, each with what it then needs.
+Options are tried from the one that costs the user least (a little more of the card) to the one that costs most
+(quality). The refusal names the first three that fit, each with what it then needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from microscale.planning.decision import Plan
 from microscale.planning.plan import Setup, make_plan
 from microscale.planning.precision import PRECISIONS
 
-NUM_WAYS = 3
+MAX_ADVICE = 3
 LEAST_RESERVE = 4 * GIB
 """The least that a refusal proposes to leave to a system that shares its memory."""
 
@@ -60,12 +60,12 @@ def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
         parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
     need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
     have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
-    return f"{need}, and {have}; {_advice(memory, *ways(outline, setup, memory))}."
+    return f"{need}, and {have}; {_advice(memory, *fitting_options(outline, setup, memory))}."
 
 
-def _advice(memory: Memory, found: list[FittingOption], least: FittingOption | None) -> str:
-    if found:
-        return "it fits with " + ", or with ".join(f"{way.options} ({gib(way.needed)} GiB)" for way in found)
+def _advice(memory: Memory, options: list[FittingOption], least: FittingOption | None) -> str:
+    if options:
+        return "it fits with " + ", or with ".join(f"{option.options} ({gib(option.needed)} GiB)" for option in options)
     share = memory.workload.utilization
     cards = [name for name, card in KNOWN.items() if usable_memory(card, share, None)[0] >= memory.needed]
     nearest = "" if least is None else f" (the least, {least.options}, needs {gib(least.needed)})"
@@ -77,23 +77,23 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f}" if num_bytes >= GIB // 10 else f"{num_bytes / GIB:.2f}"
 
 
-def ways(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[FittingOption], FittingOption | None]:
-    """The cheapest ways to make the model fit, and of those that do not suffice the one that needs least."""
-    found: list[FittingOption] = []
+def fitting_options(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[FittingOption], FittingOption | None]:
+    """The cheapest options that make the model fit, and of those that do not suffice the one that needs least."""
+    fitting: list[FittingOption] = []
     least: FittingOption | None = None
     for options, other_setup, workload in _candidates(outline, setup, memory):
         try:
             _, other = plan_and_size(outline, other_setup, workload, memory.available)
         except Unsupported:
             continue
-        way = FittingOption(options, other.needed)
+        candidate = FittingOption(options, other.needed)
         if other.fits:
-            found.append(way)
-        elif least is None or way.needed < least.needed:
-            least = way
-        if len(found) == NUM_WAYS:
+            fitting.append(candidate)
+        elif least is None or candidate.needed < least.needed:
+            least = candidate
+        if len(fitting) == MAX_ADVICE:
             break
-    return found, least
+    return fitting, least
 
 
 def _candidates(outline: Outline, setup: Setup, memory: Memory) -> Iterator[tuple[str, Setup, Workload]]:
@@ -119,23 +119,23 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
     names = list(PRECISIONS)
     for name in names[names.index(precision.name) + 1 :]:
-        asked = replace(
+        precise = replace(
             PRECISIONS[name],
             chosen=precision.chosen,
             moe_activations=precision.moe_activations,
             kv_cache_dtype=precision.kv_cache_dtype,
         )
-        yield f"--precision {name}", replace(setup, precision=asked)
+        yield f"--precision {name}", replace(setup, precision=precise)
     if "experts" not in dict(precision.chosen):
         narrow = replace(precision, chosen=(*precision.chosen, ("experts", "mxfp4")))
         yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)
 
 
-def _smaller(options: str, outline: Outline, setup: Setup, asked: Memory) -> Iterator[tuple[str, Setup, Workload]]:
+def _smaller(options: str, outline: Outline, setup: Setup, wanted: Memory) -> Iterator[tuple[str, Setup, Workload]]:
     """The same precision with fewer sequences or a shorter context."""
-    workload = asked.workload
+    workload = wanted.workload
     try:
-        _, memory = plan_and_size(outline, setup, workload, asked.available)
+        _, memory = plan_and_size(outline, setup, workload, wanted.available)
     except Unsupported:
         return
     before = f"{options} " if options else ""

@@ -27,8 +27,8 @@ def load(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: RankSums = ALONE,
 ) -> AnyModel:
-    """Read the weights onto the device, in the layouts of the plan. ``on_progress`` hears how many bytes of all are
-    there. ``ranks``: the others, for one that is not the first; the first has its team."""
+    """Read the weights onto the device, in the layouts of the plan. ``on_progress`` gets the bytes that are loaded
+    and their total. ``ranks``: the others, for one that is not the first; the first has its team."""
     setup, threads = prepared.setup, prepared.options.threads
     log.info("%s\n%s", _headline(prepared), prepared.plan.table())
     # Packing has all of them, also after a model whose last step had few.
@@ -52,23 +52,23 @@ class _Progress:
     """Bytes that were read. Where none are, since the weights are made and not read, layers in their bytes."""
 
     def __init__(self, prepared: Prepared, on_progress: Callable[[int, int], None]) -> None:
-        self._tell = on_progress
+        self._report = on_progress
         self._num_layers = prepared.config.num_layers
         self._weights = sum(prepared.memory.weights.values())
         self._layers = 0
-        self._told = -STEP
+        self._reported = -STEP
         self._reads = False
         self._prepared = prepared
 
     def start(self) -> None:
         if not self._reads:
-            self._tell(0, self._weights)
+            self._report(0, self._weights)
 
     def on_read(self, done: int, total: int) -> None:
         self._reads = True
-        if done == total or done - self._told >= STEP:
-            self._told = done
-            self._tell(done, total)
+        if done == total or done - self._reported >= STEP:
+            self._reported = done
+            self._report(done, total)
 
     def on_layer(self) -> None:
         self._layers += 1
@@ -79,7 +79,7 @@ class _Progress:
             left = hardware.available_memory(gpu, self._prepared.device.index or 0)
             check_left(gpu, self._prepared.memory.workload.reserve, left)
         if not self._reads:
-            self._tell(self._weights * self._layers // self._num_layers, self._weights)
+            self._report(self._weights * self._layers // self._num_layers, self._weights)
 
 
 def _headline(prepared: Prepared) -> str:

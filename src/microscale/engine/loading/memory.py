@@ -4,7 +4,8 @@
     KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page)
              + sliding layers: one step
 
-A step writes its keys before it attends, so for its length sliding layers hold the step's tokens beside their windows.
+A step writes its keys before it attends, so for its length sliding layers hold the step's tokens as well as their
+windows.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ LEAST_CONTEXT = 1024
 MAX_SEQUENCES = 1 << 16
 MAX_PAGE_SIZE = 1024
 KEPT_WINDOWS = 8
-"""One byte in so many of what is left after the least that sequences need goes to sliding layers, for windows at which
-prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
+"""One byte in this many of what is left after the least that sequences need goes to sliding layers, for windows at
+which prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
 
 
 @dataclass(frozen=True)
 class HeadNeed:
-    """What a draft head takes beside its target."""
+    """The memory that a draft head takes in addition to its target's."""
 
     weights: int
     """Bytes, in the layouts that were decided."""
@@ -59,7 +60,7 @@ class HeadNeed:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to fit beside the weights. Names of the options are in brackets."""
+    """What must fit in memory with the weights. The names of the options are in parentheses."""
 
     context: int | None = None
     """Positions of one sequence (``--max-model-len``); ``None``: as many as fit."""
@@ -127,7 +128,7 @@ class KvNeed:
 
 @dataclass(frozen=True)
 class Memory:
-    """The sums for one model, plan, GPU and workload."""
+    """The memory of one model, with one plan, GPU and workload."""
 
     model: str
     gpu: Gpu
@@ -231,7 +232,7 @@ def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
 
 
 def memory_for(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
-    """The sums. ``available`` is what the machine reports as free; without it the card is taken to be empty."""
+    """``available``: free bytes as the machine reports them; ``None``: the card is taken to be empty."""
     workload.check(outline.name, outline.max_context)
     usable, because = usable_memory(setup.gpu, workload.utilization, available, workload.reserve)
     on_gpu = not setup.gpu.is_cpu

@@ -1,6 +1,6 @@
 """How much memory a model may use, and what stays with the system where both share it.
 
-A machine whose GPU shares the system's memory (GB10) does not fail when that is full: it stands still. So a start is
+A machine whose GPU shares the system's memory (GB10) does not fail when that is full: it hangs. So a start is
 refused before it could leave less than a reserve, and a load ends when others take so much that it would.
 """
 
@@ -15,22 +15,23 @@ CPU_RESERVE = 4 * GIB
 """Left to other programs on a CPU, or a sixteenth if that is less."""
 
 
-def reserve_bytes(gpu: Gpu, asked: int | None) -> int:
-    """What stays with the system; ``asked`` is the user's word (``--reserve-memory``)."""
+def reserve_bytes(gpu: Gpu, requested: int | None) -> int:
+    """What stays with the system; ``requested``: the user's ``--reserve-memory``."""
     if not gpu.unified:
-        if asked is not None:
+        if requested is not None:
             raise BadSetting(
                 f"--reserve-memory is for memory that a GPU shares with the system, and {gpu.name} has its own; "
                 f"use --gpu-memory-utilization."
             )
         return 0
-    if asked is None:
+    if requested is None:
         return min(CPU_RESERVE, gpu.memory_bytes // 16) if gpu.is_cpu else min(UNIFIED_RESERVE, gpu.memory_bytes // 8)
-    if not 0 <= asked < gpu.memory_bytes:
+    if not 0 <= requested < gpu.memory_bytes:
         raise BadSetting(
-            f"--reserve-memory {asked / GIB:g} is not between 0 and the {gpu.memory_bytes / GIB:.1f} GiB of {gpu.name}."
+            f"--reserve-memory {requested / GIB:g} is not between 0 and the {gpu.memory_bytes / GIB:.1f} GiB of "
+            f"{gpu.name}."
         )
-    return asked
+    return requested
 
 
 def usable_memory(gpu: Gpu, utilization: float, available: int | None, reserve: int | None = None) -> tuple[int, str]:

@@ -38,17 +38,17 @@ def recorded(
     head: PreparedHead | None = None,
     wanted: Wanted | None = None,
 ) -> Mapping[Kernel, Launch]:
-    """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
+    """Every kernel that the model may start on this card, in steps of up to ``max_tokens`` with up to ``draft_tokens``
     drafts of a sequence; and those of its draft head. ``wanted``: what is run, where that is known."""
     ranks = NoSums(config.shard.world)
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, ranks=ranks)
-    found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens, wanted)
+    kernels = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens, wanted)
     if draft_tokens:
-        found |= record_following(len(LayerKind))
+        kernels |= record_following(len(LayerKind))
     if head is not None:
         own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
-        found |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)
-    return found
+        kernels |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)
+    return kernels
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def kernels_ready(
 ) -> Iterator[None]:
     """Inside, the caller loads the model. Its kernels are compiled and loaded meanwhile, and are ready at the end.
 
-    Everything that runs a model on a GPU starts so. ``on_kernels`` hears how many of those that had to be compiled are
-    there; ``wanted``: what will be run, by a command that knows.
+    Everything that runs a model on a GPU starts like this. ``on_kernels`` gets the number of kernels that are compiled
+    and the number that must be; ``wanted``: what will be run, by a command that knows.
     """
     warming = _start_warming(prepared, kernel_cache, wanted)
     yield

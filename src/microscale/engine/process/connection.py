@@ -13,7 +13,7 @@ from microscale.engine.protocol.frames import FrameReader
 from microscale.engine.protocol.messages import FromEngine, Hello, ToEngine, decode_for_engine, encode
 
 GRACE_S = 0.5
-"""What a load or a step may still take when the owner is gone; then the process ends in the midst of it."""
+"""How long a load or a step may go on after the owner is gone. Then the process ends in the middle of it."""
 CHUNK = 2**18
 MAX_TURN = 2**22
 """Bytes that are read between two steps: a flood of requests does not hold up those that run."""
@@ -55,9 +55,9 @@ class Connection:
         """What has come. Waits up to ``wait_s``, or as long as it takes, until something has, or a signal, or some of
         what waits could go."""
         self._turn(0 if self._unread else wait_s)
-        found = [decode_for_engine(payload) for payload in self._unread]
+        messages = [decode_for_engine(payload) for payload in self._unread]
         self._unread.clear()
-        return found
+        return messages
 
     def send(self, message: FromEngine | Hello) -> None:
         self._unsent += encode(message)

@@ -1,6 +1,6 @@
 """Messages on a stream of bytes: four bytes of length, big-endian, then that many bytes.
 
-A length is judged as soon as it is known, before anything is kept of what follows, so a peer that sends nonsense cannot
+A length is checked as soon as it is known, before anything is kept of what follows, so a peer that sends garbage cannot
 make this side hold more than ``MAX_FRAME``.
 """
 

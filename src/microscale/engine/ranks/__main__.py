@@ -54,7 +54,7 @@ def end_with_leader(sock: socket.socket) -> None:
 
 
 def warn_gone(sock: socket.socket) -> None:
-    """On another machine somebody wants to know why this process has ended."""
+    """The log of another machine must say why this process has ended."""
     if sock.family != socket.AF_UNIX:
         log.warning("Rank 0 has ended or can no longer be reached, so this rank ends too.")
 

@@ -150,7 +150,7 @@ class RankTeam:
                 if theirs != own:
                     raise RankFailed(f"{peer} has a different {name} than rank 0: {theirs}, and rank 0 has {own}.")
         every = [pages, *({LayerKind(kind): count for kind, count in answer.pages.items()} for answer in answers)]
-        self._pages = {kind: min(each[kind] for each in every) for kind in pages}
+        self._pages = {kind: min(rank_pages[kind] for rank_pages in every) for kind in pages}
 
     def pages(self) -> dict[LayerKind, int]:
         """KV pages that every rank has room for."""

@@ -125,7 +125,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
             if name in values:
                 raise BadSetting(f"--speculative-config: {name} is for method {NGRAM}; leave it out.")
     typed = dict(values)
-    # As in vLLM, one of the two bounds stands for both.
+    # As in vLLM, one of the two bounds is also the other one.
     for name, other in (("prompt_lookup_max", "prompt_lookup_min"), ("prompt_lookup_min", "prompt_lookup_max")):
         if name not in values and other in values:
             typed[name] = values[other]
@@ -167,5 +167,5 @@ def _sizes(key: str) -> list[Any]:
 
 def _is_range(entry: Sequence[Any]) -> bool:
     """First and last number of sequences, or one number, and the tokens of a draft."""
-    numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in entry)
+    numbers = all(isinstance(number, int) and not isinstance(number, bool) for number in entry)
     return numbers and len(entry) in (2, 3) and 1 <= entry[0] <= entry[-2] and 0 <= entry[-1] <= MAX_DRAFT

@@ -7,7 +7,7 @@ the rest; page tables follow as far as they have changed (``tables``).
 A key is that of any step: ``tokens`` is the number of rows, ``sequences`` those that drew a token, and ``longest`` the
 number of guesses for each of them.
 
-    drawn tokens || position | slot | where the next token stands | sequence | place in the draft | next token, if known
+    drawn tokens || position | slot | place of the next token    | sequence | place in the draft | next token, if known
     in place     || of each row of the step
                  || last own row | first drawn token | pages held | length | drafts         of each sequence that drew
 

@@ -194,7 +194,7 @@ class AutomaticLength(Length):
         it."""
         length, lengths = min(PROBE_TOKENS, self._most), range(1, self._most + 1)
         wait = min(self._wait, max(FIRST_WAIT, (self._costs.ratio(sequences, length) - 1) / PROBE_SHARE))
-        worth = any(1 + each > MARGIN * self._costs.ratio(sequences, each) for each in lengths)
+        worth = any(1 + drafts > MARGIN * self._costs.ratio(sequences, drafts) for drafts in lengths)
         return length if self._undrafted >= wait and worth else 0
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:

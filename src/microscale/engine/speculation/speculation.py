@@ -206,7 +206,9 @@ def describe_drafts(
             for size in sizes if costs is not None
             for length in lengths if length <= config.num_speculative_tokens
         ],
-        "decisions": [each.to_json() | {"format": getattr(each.spec, "weight_format", "")} for each in decisions],
+        "decisions": [
+            decision.to_json() | {"format": getattr(decision.spec, "weight_format", "")} for decision in decisions
+        ],
     }  # fmt: skip
 
 

@@ -170,16 +170,16 @@ def _layer(file: JsonObject) -> LayerShape:
 
 
 def _flag(file: JsonObject, eagle: JsonObject | None, key: str) -> bool:
-    """Beside the other keys, or under ``eagle_config``."""
+    """Next to the other keys, or under ``eagle_config``."""
     holder = eagle if eagle is not None and key in eagle.data else file
     return holder.optional(key, bool, False)
 
 
 def _numbers(file: JsonObject, key: str) -> list[int]:
-    found = file.require(key, list)
-    if not found or not all(type(number) is int and number >= 0 for number in found):
+    numbers = file.require(key, list)
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
         raise file.fault(key, "must be a list of layers")
-    return found
+    return numbers
 
 
 def _refuse_windows(file: JsonObject) -> None:

@@ -75,7 +75,7 @@ class DraftHead(Protocol):
         """Drafts ``[sequences, count]`` int64, ids of the target, on the device; nothing is read back.
 
         The page table of each sequence must reach ``count + 1`` positions beyond its last row, as the target needs it
-        to verify so many. With ``count`` 0 the rows' keys and values are written, and nothing is drafted.
+        to verify them. With ``count`` 0 the rows' keys and values are written, and nothing is drafted.
         """
 
 

@@ -85,7 +85,7 @@ class Eagle3:
             x, added = layer.forward(both, x, batch, layer_kv, self.rope)
         else:
             q = layer.queries(both, batch.positions, batch.slots[FULL], layer_kv, self.rope)
-            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
+            q, x = (part.index_select(0, wanted.rows) for part in (q, x))
             x, added = layer.attend(q, x, layer_kv, wanted.attention[FULL])
         normed, x = small.add_rms_norm(added, x, self.norm, self.epsilon)
         return self.lm_head.logits(normed), normed if self.config.norm_output else x

@@ -20,7 +20,7 @@ from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verifi
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead, HeadWeights, check_fit
 from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors, ShapeTensors
-from microscale.models.outline import NOWHERE, in_order
+from microscale.models.outline import NO_DEVICE, in_order
 from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
 from microscale.parallel.sharding import split_vocabulary
 from microscale.planning.ops import (
@@ -86,7 +86,7 @@ class HeadOutline:
 def outline_head(config: HeadConfig, activations: Activations, page_size: int) -> HeadOutline:
     tensors, ops = OutlineTensors(), RecordingOps(activations)
     ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()))
-    bind_head(DummyHead(config, tensors), ops, NOWHERE, page_size, ends)
+    bind_head(DummyHead(config, tensors), ops, NO_DEVICE, page_size, ends)
     uses = in_order(ops.layers)
     cached = 2 * config.num_layers * config.layer.num_kv_heads * config.layer.head_dim
     dense = sum(2 * use.count * use.spec.rows * use.spec.columns for use in uses if isinstance(use.spec, DenseSpec))

@@ -134,8 +134,8 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
         if len(names.qkv) > 1:
             rows = [count * c.head_dim for count in (c.num_heads, c.num_kv_heads, c.num_kv_heads)]
             splits = [q_heads(*heads), kv_heads(*heads), kv_heads(*heads)]
-        each = zip(names.qkv, rows, splits, strict=True)
-        sources = tuple(TensorSource(f"{name}.{part}", (count, *columns), split) for name, count, split in each)
+        parts = zip(names.qkv, rows, splits, strict=True)
+        sources = tuple(TensorSource(f"{name}.{part}", (count, *columns), split) for name, count, split in parts)
         return TensorRow(field, sources, draw=draw)
 
     def row(field: str, name: str, *shape: int, split: RankSplit | None = None, draw: Draw = MATRIX) -> TensorRow:

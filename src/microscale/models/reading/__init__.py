@@ -4,5 +4,5 @@
                                pinned buffer ──copy on a side stream──► tensor on the GPU
 
 ``file`` reads ranges of one file, ``chunks`` cuts tensors into ranges, ``targets`` is the memory that they arrive in,
-``read_ahead`` keeps several ranges in flight and holds no more than its window ahead of whoever takes the tensors.
+``read_ahead`` keeps several ranges in flight and holds no more than its window ahead of the tensors that were taken.
 """

@@ -18,7 +18,7 @@ MIB = 1 << 20
 SMALL = 1 << 20
 """Tensors below this many bytes are never read in place."""
 SORTED = 256 << 20
-"""Within so many bytes the order follows the file and not the model, so that neighbours meet."""
+"""Within this many bytes the order follows the file and not the model, so that neighbours meet."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DiskReads:
 
 READS = {"cpu": DiskReads(8, 8 * MIB), "cuda": DiskReads(2, 8 * MIB)}
 """By the device that tensors are read to. Through buffers: two, so that the disk is busy while one reader waits for the
-interpreter, which other threads use too. One of 8 MiB, and two of 4, were slower beside a thread that lists
+interpreter, which other threads use too. One of 8 MiB, and two of 4, were slower next to a thread that lists
 kernels (1.6 and 1.9 for 2.0 GB/s); two of 16 were slower without it (2.3 for 2.6). In place on a CPU every read also
 waits for fresh pages, so more of them pay: 1.7 GB/s for 1.3 with two. (Virtual disk and cores, Linux 6.18.)"""
 

@@ -1,12 +1,14 @@
 """One file that several threads read at any offset, past the page cache where the system allows that.
 
-A file is untrusted and may change while it is read: every range is as long as it was asked for, or it is an error.
+A file is untrusted and may change while it is read: every range is as long as requested, or it is an error.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
+import mmap
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.page_cache import PAGE, resident_pages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
+PAGE = mmap.PAGESIZE
 BLOCK = 4096
 """Direct reads want offset, length and memory in multiples of the disk's logical block: 512 bytes or this."""
 CACHED_SHARE = 0.99
@@ -40,7 +42,7 @@ class ReadMethod(StrEnum):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells one state of a file from another."""
+    """Identifies one state of a file."""
 
     device: int
     inode: int
@@ -53,7 +55,7 @@ class Stamp:
 
 
 class FileChanged(BadCheckpoint):
-    """Somebody wrote to a file or cut it off while it was read."""
+    """The file was written to or cut off while it was read."""
 
 
 class WeightFile:
@@ -65,7 +67,7 @@ class WeightFile:
         self._plain = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._direct: int | None = None
         self._resident: NDArray[np.bool_] | None = None
-        """Page by page whether it was in the page cache when it was opened, if the system tells."""
+        """Page by page whether it was in the page cache when it was opened, if the system reports that."""
         self.way = ReadMethod.PLAIN
         try:
             self.check_unchanged()
@@ -105,12 +107,12 @@ class WeightFile:
 
     def check_unchanged(self) -> None:
         if Stamp.of(os.fstat(self._plain)) != self._stamp:
-            raise FileChanged(f"{self.path} changed while it was read; load it again when nobody writes to it.")
+            raise FileChanged(f"{self.path} changed while it was read; load it again when nothing writes to it.")
 
     def read_into(self, memory: memoryview, offset: int, end: int) -> None:
         """Fill ``memory`` from ``offset``, both whole blocks, at least up to byte ``end`` of the file.
 
-        A read may bring less than it was asked for: the rest is asked for again, from the last whole block.
+        A read may bring less than was requested: the rest is requested again, from the last whole block.
         """
         done = 0
         while offset + done < end:
@@ -160,14 +162,49 @@ class WeightFile:
     def _fall_back(self, error: Exception) -> None:
         self.way = ReadMethod.PLAIN
         reason = error.strerror if isinstance(error, OSError) else "this system has none"
-        _say_once(str(self.path.parent), f"direct reads are refused there ({reason})")
+        _warn_once(str(self.path.parent), f"direct reads are refused there ({reason})")
 
 
-_said: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
-def _say_once(folder: str, reason: str) -> None:
+def _warn_once(folder: str, reason: str) -> None:
     """Once for a folder: a checkpoint has many files."""
-    if (folder, reason) not in _said:
-        _said.add((folder, reason))
+    if (folder, reason) not in _warned:
+        _warned.add((folder, reason))
         log.warning("%s: %s; reading %s, which is dropped behind.", folder, reason, ReadMethod.PLAIN)
+
+
+# ---- the page cache --------------------------------------------------------------------------------------------------
+
+
+def resident_bytes(fd: int) -> int | None:
+    """Bytes of an open file that are in the page cache; ``None`` where the system does not report it."""
+    pages = resident_pages(fd)
+    return None if pages is None else min(int(np.count_nonzero(pages)) * PAGE, os.fstat(fd).st_size)
+
+
+def resident_pages(fd: int) -> NDArray[np.bool_] | None:
+    """Page by page whether an open file is in the page cache, by ``mincore``; ``None`` where the system does not
+    report it.
+
+    For files that the user could not write Linux answers "all of it", which hides what others read.
+    """
+    stat = os.fstat(fd)
+    size = stat.st_size
+    if size == 0:
+        return np.empty(0, dtype=np.bool_)
+    if os.geteuid() not in (0, stat.st_uid):
+        return None
+    try:
+        with mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as mapped:
+            pages = np.empty(-(-size // PAGE), dtype=np.uint8)
+            view = np.frombuffer(mapped, dtype=np.uint8)
+            libc = ctypes.CDLL(None, use_errno=True)
+            failed = libc.mincore(
+                ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)
+            )
+            del view  # a mapping with views cannot be closed
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None if failed else (pages & 1).astype(np.bool_)

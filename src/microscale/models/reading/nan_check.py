@@ -1,7 +1,7 @@
 """Refuses NaN in what was read: it would run through a model as silence.
 
-The device finds it; the host must wait for the device to hear of it. On a GPU it hears of many tensors at a time, so
-that reading, copying and packing go on meanwhile, and of the last ones before the load is over.
+The device checks; the host must wait for the result. On a GPU it reads the results of many tensors at a time, so that
+reading, copying and packing go on meanwhile, and those of the last ones before the load is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOGETHER = {"cpu": 1, "cuda": 64}
-"""Tensors that the host hears of in one wait."""
+"""Tensors whose results the host reads in one wait."""
 
 _SCALES = ("_scales", ".scales", "_scale")
 _E4M3_NAN = 0x7F
@@ -33,15 +33,15 @@ class NanCheck:
         self._looked_at: list[tuple[TensorEntry, Tensor, str]] = []
 
     def look(self, entry: TensorEntry, tensor: Tensor) -> None:
-        """Look at a tensor; refuse it, or one of those before, if it is time to hear of them."""
-        found = _find(entry, tensor)
-        if found is not None:
-            self._looked_at.append((entry, *found))
+        """Look at a tensor; refuse it, or one of those before, if it is time to read their results."""
+        result = _find(entry, tensor)
+        if result is not None:
+            self._looked_at.append((entry, *result))
             if len(self._looked_at) >= self._together:
                 self.settle()
 
     def settle(self) -> None:
-        """Refuse what was found so far."""
+        """Refuse the bad tensors so far."""
         looked_at, self._looked_at = self._looked_at, []
         if not looked_at:
             return

@@ -1,4 +1,4 @@
-"""Reads tensors in the order in which they will be asked for, several chunks at a time, some way ahead of who asks.
+"""Reads tensors in the order in which they will be asked for, several chunks at a time, some way ahead of the caller.
 
     order:   | taken | held: read, or being read, and not taken | not begun
                      |<------------ at most ``ahead`` --------->|
@@ -243,11 +243,11 @@ class ReadAhead:
 
     def _arrive(self, chunk: ReadChunk, file: WeightFile) -> None:
         with self._arrived:
-            found = [self._pending[piece.entry.name] for piece in chunk.pieces]
-            whole = [pending for pending in found if pending.left == 1]
+            tensors = [self._pending[piece.entry.name] for piece in chunk.pieces]
+            whole = [pending for pending in tensors if pending.left == 1]
             if whole:
-                file.check_unchanged()  # after the last byte of a tensor was read, and before anybody has it
-            for pending in found:
+                file.check_unchanged()  # after the last byte of a tensor was read, and before it is handed out
+            for pending in tensors:
                 pending.left -= 1
             for pending in whole:
                 pending.mark = self._targets.mark()

@@ -44,7 +44,7 @@ TORCH_NAMES = {
 
 
 def aligned_bytes(count: int) -> Tensor:
-    """Uninitialised bytes that begin at a page. The system takes them back as soon as nobody holds them."""
+    """Uninitialised bytes that begin at a page. The system takes them back as soon as nothing refers to them."""
     # No huge pages: the system then spends 0.9 s on a GB and not 0.35 (two shared virtual cores, Linux 6.18).
     memory = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=torch.uint8, count=count) if count else torch.empty(0, dtype=torch.uint8)
@@ -60,8 +60,8 @@ def pinned_bytes(count: int) -> Tensor:
 
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
-    found: torch.dtype = getattr(torch, TORCH_NAMES[entry.dtype])
-    return found
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[entry.dtype])
+    return dtype
 
 
 def typed(entry: TensorEntry, data: Tensor) -> Tensor:

@@ -29,8 +29,7 @@ from microscale.errors import BadSetting
 from microscale.hardware import GIB
 from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.reading.chunks import READS, DiskReads, ReadChunk
-from microscale.models.reading.file import WeightFile
-from microscale.models.reading.page_cache import resident_bytes
+from microscale.models.reading.file import WeightFile, resident_bytes
 from microscale.models.reading.targets import Buffer, Landing, Targets, targets_on
 from microscale.models.safetensors_header import TensorEntry
 from microscale_lab.kernel_bench.rows import WrongResult
