@@ -8,7 +8,7 @@ import pytest
 from ptx_kernels import block_kernel, run_block
 from ptxproof.errors import InterpretError, Race
 from ptxproof.interpreter.numbers import Array, from_bf16
-from ptxproof.matrix_units import MatrixUnit, summation
+from ptxproof.matrix_units import MmaUnit, summation
 
 
 def jumping(number: str) -> str:
@@ -132,5 +132,5 @@ def test_what_a_product_needs_before_and_after_it() -> None:
 
 
 def test_fp8_sums_keep_as_many_bits_as_measured() -> None:
-    how = summation(90, MatrixUnit.WGMMA_8)
+    how = summation(90, MmaUnit.WGMMA_8)
     assert (how.products, how.fraction_bits, how.result_bits) == (32, 13, 13)

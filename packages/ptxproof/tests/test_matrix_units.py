@@ -13,7 +13,7 @@ from ptx_kernels import Words, run_warp, warp_kernel
 from ptxproof.errors import Unsupported
 from ptxproof.interpreter.numbers import Array, code_values, from_bf16
 from ptxproof.interpreter.products import Rows, dot_add
-from ptxproof.matrix_units import MatrixUnit, Summation, summation
+from ptxproof.matrix_units import MmaUnit, Summation, summation
 
 LANES = np.arange(32)
 SMALLEST = {"bf16": -126, "f16": -14, "e4m3": -6}
@@ -150,12 +150,12 @@ def one_sum(a: Array, b: Array, c: float, kind: str, how: Summation, scale: int)
 @pytest.mark.parametrize(
     ("sm", "unit", "kind"),
     [
-        (80, MatrixUnit.MMA_16, "f16"), (89, MatrixUnit.MMA_16, "bf16"), (121, MatrixUnit.MMA_16, "bf16"),
-        (121, MatrixUnit.MMA_16, "f16"), (89, MatrixUnit.MMA_8, "e4m3"), (120, MatrixUnit.MMA_8, "e4m3"),
-        (120, MatrixUnit.MMA_BLOCK_SCALED, "e4m3"), (90, MatrixUnit.WGMMA_8, "e4m3"),
+        (80, MmaUnit.MMA_16, "f16"), (89, MmaUnit.MMA_16, "bf16"), (121, MmaUnit.MMA_16, "bf16"),
+        (121, MmaUnit.MMA_16, "f16"), (89, MmaUnit.MMA_8, "e4m3"), (120, MmaUnit.MMA_8, "e4m3"),
+        (120, MmaUnit.MMA_BLOCK_SCALED, "e4m3"), (90, MmaUnit.WGMMA_8, "e4m3"),
     ],
 )  # fmt: skip
-def test_random_numbers_follow_the_model(sm: int, unit: MatrixUnit, kind: str) -> None:
+def test_random_numbers_follow_the_model(sm: int, unit: MmaUnit, kind: str) -> None:
     generator = np.random.default_rng(sm)
     how, k = summation(sm, unit), 32 if kind == "e4m3" else 16
     for spread in (1, 40):  # of exponents: near together, where little is cut off, and far apart
@@ -170,7 +170,7 @@ def test_random_numbers_follow_the_model(sm: int, unit: MatrixUnit, kind: str) -
             values = codes.view(np.float16).astype(np.float64) if kind == "f16" else from_bf16(codes).astype(np.float64)
         addend = (generator.normal(0, 1, (3, 4, 4)) * 2.0 ** generator.integers(-8, 8, (3, 4, 4))).astype(np.float32)
         scales = None
-        if unit is MatrixUnit.MMA_BLOCK_SCALED:
+        if unit is MmaUnit.MMA_BLOCK_SCALED:
             scales = generator.integers(-20, 20, (3, 4, 4)).astype(np.int16)
         got = dot_add(Rows.decode(codes[0], kind), Rows.decode(codes[1], kind), addend, how, scales)
         for at in np.ndindex(3, 4, 4):
@@ -182,5 +182,5 @@ def test_random_numbers_follow_the_model(sm: int, unit: MatrixUnit, kind: str) -
 
 def test_what_nobody_has_published_is_refused_or_says_what_stands_in() -> None:
     with pytest.raises(Unsupported, match=r"SM 8\.0 sums the products of a block-scaled mma"):
-        summation(80, MatrixUnit.MMA_BLOCK_SCALED)
-    assert "nothing is published for SM 12.1" in summation(121, MatrixUnit.MMA_BLOCK_SCALED).source
+        summation(80, MmaUnit.MMA_BLOCK_SCALED)
+    assert "nothing is published for SM 12.1" in summation(121, MmaUnit.MMA_BLOCK_SCALED).source

@@ -192,7 +192,7 @@ def vector(field: str, name: str, size: int, storage: Storage = BF16_OR_F32, dra
 
 
 @dataclass(frozen=True)
-class ExpertShape:
+class ExpertTensorShape:
     """The experts of a layer: ``gate_up`` is ``[num, 2 * width, hidden]``, ``down`` is ``[num, hidden, width]``."""
 
     num: int
@@ -201,7 +201,7 @@ class ExpertShape:
 
 
 def expert_rows(
-    fields: tuple[str, str], module: str, shape: ExpertShape, fmt: str, *, fused: bool
+    fields: tuple[str, str], module: str, shape: ExpertTensorShape, fmt: str, *, fused: bool
 ) -> tuple[TensorRow, TensorRow]:
     """``gate_up`` (all gate rows, then all up rows) and ``down`` of a layer's experts without biases.
 

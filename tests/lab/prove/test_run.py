@@ -20,7 +20,7 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import known
 from microscale.kernels.launch import Kernel
 from microscale_lab.cases import KernelCase, all_cases
-from microscale_lab.cases.dense import QUANTISED, DenseCase
+from microscale_lab.cases.dense import QUANTISED, DenseKernelCase
 from microscale_lab.cases.moe import ExpertsCase
 from microscale_lab.cases.small import SmallCase
 from microscale_lab.prove import inventory
@@ -122,8 +122,8 @@ def test_dense_programs_of_32_tokens(card: str, fmt: str) -> None:
     """With one row tile in a program, and with four."""
     wanted = [
         case
-        for case in cases_of("dense", DenseCase)
-        if isinstance(case, DenseCase) and case.fmt == fmt and 16 < case.spec.tokens <= 64
+        for case in cases_of("dense", DenseKernelCase)
+        if isinstance(case, DenseKernelCase) and case.fmt == fmt and 16 < case.spec.tokens <= 64
         and any(kernel.constants.get("N") == 32 for kernel in rehearse(case, known(card)).kernels)
     ]  # fmt: skip
     selected, rows = executed([card], wanted, settings.load().cache_dir)

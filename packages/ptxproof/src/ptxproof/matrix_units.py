@@ -20,7 +20,7 @@ from ptxproof.errors import Unsupported
 _MMA_SIM = "MMA-Sim"
 
 
-class MatrixUnit(Enum):
+class MmaUnit(Enum):
     """Which instruction, and how wide its operands are: they may differ on one SM."""
 
     MMA_16 = "mma.sync of f16 and bf16"
@@ -48,8 +48,8 @@ _AMPERE_16 = Summation(8, 24)
 _HOPPER_16 = Summation(16, 25)
 _AS_SM_120 = f"{_MMA_SIM} for SM 12.0; nothing is published for SM 12.1, which has the same instructions"
 
-_UNITS: dict[MatrixUnit, dict[int, Summation]] = {
-    MatrixUnit.MMA_16: {
+_UNITS: dict[MmaUnit, dict[int, Summation]] = {
+    MmaUnit.MMA_16: {
         80: _AMPERE_16,
         86: Summation(8, 24, source=f"{_MMA_SIM} for SM 8.0 and 8.9, which agree; nothing is published for SM 8.6"),
         89: _AMPERE_16,
@@ -59,19 +59,19 @@ _UNITS: dict[MatrixUnit, dict[int, Summation]] = {
         120: Summation(16, 25),
         121: Summation(16, 25, source=_AS_SM_120),
     },
-    MatrixUnit.MMA_8: {
+    MmaUnit.MMA_8: {
         89: Summation(16, 13, 13),
         90: Summation(16, 25, source=f"{_MMA_SIM} for f16: nothing is published for FP8, and ptxas widens it to f16"),
         120: Summation(32, 25),
         121: Summation(32, 25, source=_AS_SM_120),
     },
-    MatrixUnit.MMA_BLOCK_SCALED: {120: Summation(32, 25), 121: Summation(32, 25, source=_AS_SM_120)},
-    MatrixUnit.WGMMA_16: {90: _HOPPER_16},
-    MatrixUnit.WGMMA_8: {90: Summation(32, 13, 13)},
+    MmaUnit.MMA_BLOCK_SCALED: {120: Summation(32, 25), 121: Summation(32, 25, source=_AS_SM_120)},
+    MmaUnit.WGMMA_16: {90: _HOPPER_16},
+    MmaUnit.WGMMA_8: {90: Summation(32, 13, 13)},
 }
 
 
-def summation(sm: int, unit: MatrixUnit) -> Summation:
+def summation(sm: int, unit: MmaUnit) -> Summation:
     """How this unit sums on ``sm``."""
     found = _UNITS[unit].get(sm)
     if found is None:

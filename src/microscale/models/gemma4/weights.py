@@ -23,7 +23,7 @@ from microscale.models.tensor_table import (
     MODULES,
     NEAR_ONE,
     Draw,
-    ExpertShape,
+    ExpertTensorShape,
     TensorRow,
     TensorSource,
     TensorTable,
@@ -87,7 +87,7 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
     # bf16 moves the logits by 40 %; so they spread over 1, and it moves them by 1.3 % (6 layers, CPU).
     head_mean = heads.head_dim**-0.25
     head_norm = Draw(std=0.05 * head_mean, mean=head_mean)
-    experts = ExpertShape(c.num_experts, c.intermediate, c.hidden)
+    experts = ExpertTensorShape(c.num_experts, c.intermediate, c.hidden)
 
     def norm(field: str, name: str) -> TensorRow:
         return vector(field, f"{name}.weight", c.hidden)

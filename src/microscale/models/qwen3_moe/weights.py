@@ -19,7 +19,7 @@ from microscale.models.sharding import kv_heads, q_heads
 from microscale.models.tensor_table import (
     BF16_MODULE,
     BF16_OR_F32,
-    ExpertShape,
+    ExpertTensorShape,
     TensorRow,
     TensorSource,
     TensorTable,
@@ -64,7 +64,7 @@ def _layer(c: Qwen3MoeConfig, fused: bool) -> list[TensorRow]:
     q = TensorSource("self_attn.q_proj", (q_rows, c.hidden), q_heads(*heads))
     k, v = (TensorSource(f"self_attn.{part}_proj", (kv_rows, c.hidden), kv_heads(*heads)) for part in "kv")
     o = TensorSource("self_attn.o_proj", (c.hidden, q_rows), q_heads(*heads, axis=1))
-    experts = ExpertShape(c.num_experts, c.intermediate, c.hidden)
+    experts = ExpertTensorShape(c.num_experts, c.intermediate, c.hidden)
     return [
         vector("attn_norm", "input_layernorm.weight", c.hidden),
         TensorRow("qkv", (q, k, v), BF16_MODULE),

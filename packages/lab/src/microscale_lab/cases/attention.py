@@ -142,7 +142,7 @@ def attention_bound(expected: Tensor) -> Errors:
 
 
 @dataclass(frozen=True)
-class AttentionCase(OracleCase):
+class AttentionKernelCase(OracleCase):
     shape: Shape
     fp8: bool
     sink: float | None
@@ -196,8 +196,8 @@ def cases() -> Iterator[KernelCase]:
             for sink in (None, 0.0, 30.0, -30.0):
                 # Sinks meet neither FP8 nor the size of heads in the code.
                 if sink == 0.0 or (shape in SHAPES[:4] and not fp8):
-                    yield AttentionCase(name_of(shape, fp8, sink), shape, fp8, sink, large=shape in LARGE)
+                    yield AttentionKernelCase(name_of(shape, fp8, sink), shape, fp8, sink, large=shape in LARGE)
     for shape in (*DRAFTED, *LARGE_DRAFTED):
         for fp8 in (False, True):
             name, large = f"{name_of(shape, fp8, 0.0)}, drafted", shape in LARGE_DRAFTED
-            yield AttentionCase(name, shape, fp8, 0.0, verify=True, large=large)
+            yield AttentionKernelCase(name, shape, fp8, 0.0, verify=True, large=large)

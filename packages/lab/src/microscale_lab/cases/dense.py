@@ -110,7 +110,7 @@ def problem_of(fmt: str, tokens: int, rows: int, columns: int, device: str, bias
 
 
 @dataclass(frozen=True)
-class DenseCase(OracleCase):
+class DenseKernelCase(OracleCase):
     entry: DenseOp[Any]
     spec: DenseSpec
 
@@ -143,7 +143,7 @@ class DenseCase(OracleCase):
 
 
 @dataclass(frozen=True)
-class TileCase(DenseCase):
+class TileCase(DenseKernelCase):
     """By the small-batch tile of layers of another size, which are too large for a CPU."""
 
     size: Size
@@ -169,7 +169,7 @@ class TileCase(DenseCase):
 
 
 @dataclass(frozen=True)
-class GemmCase(DenseCase):
+class GemmKernelCase(DenseKernelCase):
     """By the GEMM, which layers of so few rows leave to another path on some cards."""
 
     def variant(self, gpu: Gpu) -> str:
@@ -189,7 +189,7 @@ class GemmCase(DenseCase):
 
 
 @dataclass(frozen=True)
-class LogitsCase(DenseCase):
+class LogitsCase(DenseKernelCase):
     """As an lm_head, with and without a soft cap."""
 
     form: ClassVar[PathList] = PathList.LOGITS
@@ -281,7 +281,7 @@ def cases() -> Iterator[KernelCase]:
         for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):
             name = f"{tokens} x {columns} by {rows}"
             spec = DenseSpec(rows, columns, fmt, Activations.BF16, tokens not in (8, 37), tokens)
-            yield DenseCase(name, entry, spec)
+            yield DenseKernelCase(name, entry, spec)
             if (tokens, rows, columns) in (SMALL_BATCH[0], SMALL_BATCH[2], BATCH[0]):
                 yield LogitsCase(name, entry, spec)
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))
@@ -293,13 +293,13 @@ def cases() -> Iterator[KernelCase]:
     tokens, rows, columns = GEMM
     for fmt in QUANTISED:
         spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
-        yield GemmCase(f"{tokens} x {columns} by {rows}, GEMM", registry.dense(f"triton_{fmt}"), spec)
+        yield GemmKernelCase(f"{tokens} x {columns} by {rows}, GEMM", registry.dense(f"triton_{fmt}"), spec)
     for fmt in ("mxfp8", "mxfp4"):
         entry = registry.dense(f"triton_{fmt}_a8")
         for tokens, rows, columns in BATCH:
             name = f"{tokens} x {columns} by {rows}"
             spec = DenseSpec(rows, columns, fmt, Activations.MXFP8, tokens != 37, tokens)
-            yield DenseCase(name, entry, spec)
+            yield DenseKernelCase(name, entry, spec)
             if tokens == 20:
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))
     for rows in (1, 1024, 1500):

@@ -89,7 +89,7 @@ def name_parts(model: AnyModel) -> None:
 
 
 @dataclass(frozen=True)
-class StepPart:
+class ProfiledPart:
     """One line: what a part takes in one step, and the least that its work could take on this card."""
 
     name: str
@@ -104,7 +104,7 @@ class Profile:
     work: str
     total_us: float
     """The step as the engine runs it, without a profiler; on a CPU with it."""
-    parts: tuple[StepPart, ...]
+    parts: tuple[ProfiledPart, ...]
 
 
 def run(
@@ -220,7 +220,9 @@ def _profile(
     """Largest first, the gaps last."""
     whole = sum(spent.values())
     order = sorted(spent, key=lambda name: (name in (LAUNCH_GAP, HOST_GAP), -spent[name]))
-    parts = [StepPart(name, spent[name], spent[name] / whole, floors.get(name), counts.get(name, 0)) for name in order]
+    parts = [
+        ProfiledPart(name, spent[name], spent[name] / whole, floors.get(name), counts.get(name, 0)) for name in order
+    ]
     return Profile(work, total, tuple(parts))
 
 

@@ -18,7 +18,7 @@ from ptxproof.interpreter.lanes import WARP, Lanes, Mask
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.operands import Operands, Read, Step, unknown
 from ptxproof.interpreter.products import NAN, WIDTH, Rows, dot_add
-from ptxproof.matrix_units import MatrixUnit, summation
+from ptxproof.matrix_units import MmaUnit, summation
 from ptxproof.ptx import PtxInstruction, vector
 
 _PLAIN = re.compile(r"mma\.sync\.aligned\.m16n8k(?P<k>\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32")
@@ -36,7 +36,7 @@ def build_mma(ops: Operands, asked: PtxInstruction) -> Step:
     kind_a, kind_b = found["a"], found["b"]
     if WIDTH[kind_a] != WIDTH[kind_b] or (plain is not None and int(plain["k"]) * WIDTH[kind_a] != 256):
         raise unknown(asked)
-    unit = MatrixUnit.MMA_BLOCK_SCALED if scaled else MatrixUnit.MMA_16 if WIDTH[kind_a] == 16 else MatrixUnit.MMA_8
+    unit = MmaUnit.MMA_BLOCK_SCALED if scaled else MmaUnit.MMA_16 if WIDTH[kind_a] == 16 else MmaUnit.MMA_8
     how = summation(ops.sm, unit)
     writes = [ops.write(name) for name in vector(asked.operands[0])]
     reads = [[ops.read(name, 32) for name in vector(operand)] for operand in asked.operands[1:4]]

@@ -24,7 +24,7 @@ from ptxproof.interpreter.matrix import left
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.operands import Operands, Read, Step, unknown
 from ptxproof.interpreter.products import WIDTH, Rows, dot_add
-from ptxproof.matrix_units import MatrixUnit, summation
+from ptxproof.matrix_units import MmaUnit, summation
 from ptxproof.ptx import PtxInstruction, vector
 
 _FORM = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k(?P<k>\d+)\.f32\.(?P<a>\w+)\.(?P<b>\w+)")
@@ -66,7 +66,7 @@ def build_wgmma(ops: Operands, asked: PtxInstruction) -> Step:
 def _product(ops: Operands, asked: PtxInstruction, found: re.Match[str]) -> Step:
     kinds, n, k = (found["a"], found["b"]), int(found["n"]), int(found["k"])
     width = WIDTH[kinds[0]]
-    how = summation(ops.sm, MatrixUnit.WGMMA_16 if width == 16 else MatrixUnit.WGMMA_8)
+    how = summation(ops.sm, MmaUnit.WGMMA_16 if width == 16 else MmaUnit.WGMMA_8)
     targets, a, b, keeps, *flags = asked.operands
     if flags[:2] != ["1", "1"]:
         raise unknown(asked)
