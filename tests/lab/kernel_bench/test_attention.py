@@ -10,6 +10,7 @@ from microscale.errors import Unsupported
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale_lab.kernel_bench import attention as bench
+from microscale_lab.kernel_bench import timing
 from microscale_lab.kernel_bench.attention import (
     CASES,
     SINKS_FULL,
@@ -52,6 +53,6 @@ def test_the_check_sees_a_wrong_answer(case: AttentionInput) -> None:
 
 
 def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "detect", hardware.cpu)
+    monkeypatch.setattr(timing, "detect", hardware.cpu)
     with pytest.raises(Unsupported, match="need a GPU"):
         next(bench.run())

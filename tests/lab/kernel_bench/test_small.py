@@ -11,6 +11,7 @@ from microscale import hardware
 from microscale.errors import Unsupported
 from microscale.kernels.small.reference import ReferenceSmall
 from microscale_lab.kernel_bench import small as bench
+from microscale_lab.kernel_bench import timing
 from microscale_lab.kernel_bench.rows import WrongResult
 from microscale_lab.kernel_bench.timing import Ceilings
 
@@ -47,6 +48,6 @@ def test_a_wrong_answer_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "detect", hardware.cpu)
+    monkeypatch.setattr(timing, "detect", hardware.cpu)
     with pytest.raises(Unsupported, match="need a GPU"):
         next(bench.run())

@@ -39,7 +39,7 @@ def test_every_row_has_its_figures(tmp_path: Path) -> None:
         assert row.page_cache_growth <= 1 << 20
     assert result.rows[0].share_of_raw == 1.0
     text = bench_load.table(result)
-    assert "resident beside the weights" in text
+    assert "resident without the weights" in text
     assert len(text.splitlines()) == 7
     assert bench_load.as_json(result)["beside_weights"] == result.beside_weights
 

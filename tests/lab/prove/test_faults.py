@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(600)
 GPU = known("gb10")
 CHECKS = (
     "with no barrier between", "a cp.async is still writing", "outside of its tensor", "store different numbers",
-    "that nobody wrote",
+    "never written",
 )  # fmt: skip
 FAR_OVER = 15 * rms_step("bf16")
 """Five times what the tests of these kernels allow."""

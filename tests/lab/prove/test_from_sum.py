@@ -56,7 +56,7 @@ def test_the_bits_of_the_ops_apart(card: str, fmt: str, shape: str) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_missing_barrier_is_noticed(which: int) -> None:
-    with pytest.raises(InterpretError, match=r"with no barrier between|nobody wrote"):
+    with pytest.raises(InterpretError, match=r"with no barrier between|never written"):
         run("h200", case_of("bf16", "2880 by 80"), only_in(KERNEL, removed(r"bar\.sync", which)))
 
 

@@ -101,7 +101,7 @@ def test_experts_whose_programs_find_their_tiles(card: str, fmt: str, case: Expe
 
 
 def test_programs_past_the_end_of_a_list_follow_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There an entry has no expert, and what else stands in it nobody wrote."""
+    """There an entry has no expert, and its other fields were never written."""
     allocate = torch.empty
 
     def used_before(*sizes: Any, **options: Any) -> Tensor:

@@ -212,7 +212,7 @@ def _small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: replace(layer, hidden=256, intermediate=256) for name, layer in bench_moe.LAYERS.items()}
     shape = tune_grouped.GroupedShape(8, 256, 256)
     monkeypatch.setattr(bench_moe, "LAYERS", layers)
-    monkeypatch.setattr(tune_grouped, "Shape", lambda: shape)
+    monkeypatch.setattr(tune_grouped, "GroupedShape", lambda: shape)
     for each in (tune_thresholds, tune_dense):
         monkeypatch.setattr(each, "ROTATED_BYTES", 1)
     monkeypatch.setattr(tune_thresholds, "UNPACK_SHAPE", (64, 128))

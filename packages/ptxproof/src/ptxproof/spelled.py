@@ -16,10 +16,10 @@ from ptxproof.ptx import PtxInstruction, vector
 Spelling = Callable[[PtxInstruction], list[str]]
 
 
-def packed_float32(asked: PtxInstruction) -> list[str]:
+def packed_float32(instruction: PtxInstruction) -> list[str]:
     """``add.rn.f32x2 d, a, b``: both halves by themselves."""
-    result, *sources = asked.operands
-    single = asked.opcode.removesuffix("x2")
+    result, *sources = instruction.operands
+    single = instruction.opcode.removesuffix("x2")
     lines = [f".reg .b32 %sx<{2 * len(sources)}>;"]
     for at, source in enumerate(sources):
         lines.append(f"mov.b64 {{%sx{2 * at}, %sx{2 * at + 1}}}, {source};")
@@ -29,30 +29,30 @@ def packed_float32(asked: PtxInstruction) -> list[str]:
     return [*lines, f"mov.b64 {result}, {{%sx0, %sx1}};"]
 
 
-def mixed_sum(asked: PtxInstruction) -> list[str]:
+def mixed_sum(instruction: PtxInstruction) -> list[str]:
     """``add.rn.f32.bf16 d, a, c``, ``fma.rn.f32.bf16 d, a, b, c``: all but the last are bf16, which float32 holds."""
-    result, *narrow, last = asked.operands
+    result, *narrow, last = instruction.operands
     lines = [f".reg .b32 %sx<{len(narrow)}>;", ".reg .b16 %szero;", "mov.b16 %szero, 0;"]
     lines += [f"mov.b32 %sx{at}, {{%szero, {source}}};" for at, source in enumerate(narrow)]
     names = ", ".join(f"%sx{at}" for at in range(len(narrow)))
-    return [*lines, f"{asked.opcode.removesuffix('.bf16')} {result}, {names}, {last};"]
+    return [*lines, f"{instruction.opcode.removesuffix('.bf16')} {result}, {names}, {last};"]
 
 
-def of_three(asked: PtxInstruction) -> list[str]:
+def of_three(instruction: PtxInstruction) -> list[str]:
     """``max.f32 d, a, b, c``: a NaN is passed over, or with ``.NaN`` kept, by the two of them as by the one."""
-    result, *sources = asked.operands
-    two = asked.opcode.replace(".abs", "")
+    result, *sources = instruction.operands
+    two = instruction.opcode.replace(".abs", "")
     lines = [".reg .b32 %sx<3>;", *(f"mov.b32 %sx{at}, {source};" for at, source in enumerate(sources))]
-    if ".abs" in asked.opcode:
+    if ".abs" in instruction.opcode:
         lines += [f"abs.f32 %sx{at}, %sx{at};" for at in range(3)]
     return [*lines, f"{two} %sx0, %sx0, %sx1;", f"{two} {result}, %sx0, %sx2;"]
 
 
-def bf16_arithmetic(asked: PtxInstruction) -> list[str]:
+def bf16_arithmetic(instruction: PtxInstruction) -> list[str]:
     """As ``fma``, which rounds once as well: ``a * 1 + b``, ``b * -1 + a``, ``a * b + -0``."""
-    result, a, b = asked.operands
-    op = asked.opcode.partition(".")[0]
-    pair = asked.opcode.endswith("x2")
+    result, a, b = instruction.operands
+    op = instruction.opcode.partition(".")[0]
+    pair = instruction.opcode.endswith("x2")
     kind, name = (".b32", "fma.rn.bf16x2") if pair else (".b16", "fma.rn.bf16")
     constant = {"add": 0x3F80, "sub": 0xBF80, "mul": 0x8000}[op]
     given = constant * 0x10001 if pair else constant
@@ -60,22 +60,22 @@ def bf16_arithmetic(asked: PtxInstruction) -> list[str]:
     return [f".reg {kind} %sone;", f"mov{kind} %sone, {given:#x};", f"{name} {result}, {order};"]
 
 
-def bf16_comparison(asked: PtxInstruction) -> list[str]:
+def bf16_comparison(instruction: PtxInstruction) -> list[str]:
     """In float32, which holds every bf16."""
-    result, a, b, *rest = asked.operands
+    result, a, b, *rest = instruction.operands
     lines = [".reg .b32 %sx<2>;", ".reg .b16 %szero, %sv<2>;", "mov.b16 %szero, 0;"]
     for at, source in enumerate((a, b)):
         lines += [f"mov.b16 %sv{at}, {source};", f"mov.b32 %sx{at}, {{%szero, %sv{at}}};"]
     operands = ", ".join([result, "%sx0", "%sx1", *rest])
-    return [*lines, f"{asked.opcode.removesuffix('.bf16')}.f32 {operands};"]
+    return [*lines, f"{instruction.opcode.removesuffix('.bf16')}.f32 {operands};"]
 
 
-def packed_integers(asked: PtxInstruction) -> list[str]:
+def packed_integers(instruction: PtxInstruction) -> list[str]:
     """``add.s16x2 d, a, b``: both halves by themselves."""
-    result, a, b = asked.operands
-    if ".relu" in asked.opcode:
-        raise BadPtx(f"{asked.opcode} is not spelled out: no kernel uses it.")
-    single = asked.opcode.removesuffix("x2")
+    result, a, b = instruction.operands
+    if ".relu" in instruction.opcode:
+        raise BadPtx(f"{instruction.opcode} is not spelled out: no kernel uses it.")
+    single = instruction.opcode.removesuffix("x2")
     return [
         ".reg .b16 %sx<4>;",
         f"mov.b32 {{%sx0, %sx1}}, {a};",
@@ -86,10 +86,10 @@ def packed_integers(asked: PtxInstruction) -> list[str]:
     ]
 
 
-def stmatrix(asked: PtxInstruction) -> list[str]:
+def stmatrix(instruction: PtxInstruction) -> list[str]:
     """Lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` holds columns ``2 (l % 4)`` and the
     next of row ``l / 4``, or with ``.trans`` rows ``2 (l % 4)`` and the next of column ``l / 4``."""
-    address, sources = asked.operands[0], vector(asked.operands[1])
+    address, sources = instruction.operands[0], vector(instruction.operands[1])
     base, _, offset = address.strip("[]").replace(" ", "").partition("+")
     lines = [
         ".reg .b32 %slane, %srow, %squad, %sfrom, %sat, %sbase;",
@@ -98,7 +98,7 @@ def stmatrix(asked: PtxInstruction) -> list[str]:
         "shr.u32 %srow, %slane, 2;",
         "and.b32 %squad, %slane, 3;",
     ]
-    if ".trans" not in asked.opcode:
+    if ".trans" not in instruction.opcode:
         lines.append("shl.b32 %squad, %squad, 2;")
         for at, source in enumerate(sources):
             lines += [
@@ -122,20 +122,20 @@ def stmatrix(asked: PtxInstruction) -> list[str]:
     return lines
 
 
-def nothing(asked: PtxInstruction) -> list[str]:
+def nothing(instruction: PtxInstruction) -> list[str]:
     """``griddepcontrol``: without a dependent launch the kernel before has ended, and the next waits by itself."""
     return []
 
 
-def fp8_to_f16(asked: PtxInstruction) -> list[str]:
+def fp8_to_f16(instruction: PtxInstruction) -> list[str]:
     """``cvt.rn.f16x2.e4m3x2 d, a``. E5M2 is the upper byte of an f16. E4M3 has its mantissa one bit lower and a bias
     of 7 and not of 15: the bits in place are the number times 2**-8, exactly, subnormal ones too. 0x7F is NaN."""
-    result, source = asked.operands
-    if ".relu" in asked.opcode:
-        raise BadPtx(f"{asked.opcode} is not spelled out: no kernel uses it.")
+    result, source = instruction.operands
+    if ".relu" in instruction.opcode:
+        raise BadPtx(f"{instruction.opcode} is not spelled out: no kernel uses it.")
     lines = [".reg .b32 %sw, %sm, %ss, %se;", ".reg .b16 %slo;", f"mov.b16 %slo, {source};", "cvt.u32.u16 %sw, %slo;"]
     lines.append("prmt.b32 %sw, %sw, 0, 0x1404;")  # the bytes to the upper halves of both 16 bits
-    if "e5m2" in asked.opcode:
+    if "e5m2" in instruction.opcode:
         return [*lines, f"mov.b32 {result}, %sw;"]
     return [
         lines[0].replace(";", "; .reg .pred %snan<2>; .reg .b16 %sn<2>;"),
@@ -156,12 +156,12 @@ def fp8_to_f16(asked: PtxInstruction) -> list[str]:
     ]
 
 
-def float32_to_e4m3(asked: PtxInstruction) -> list[str]:
+def float32_to_e4m3(instruction: PtxInstruction) -> list[str]:
     """``cvt.rn.satfinite.e4m3x2.f32 d, a, b``: ``a`` in the upper byte. To the nearest of the two neighbours, ties to
     even, at most 448; below 2**-6 in steps of 2**-9. A NaN is 0x7F."""
-    result, a, b = asked.operands
-    if asked.opcode != "cvt.rn.satfinite.e4m3x2.f32":
-        raise BadPtx(f"{asked.opcode} is not spelled out: no kernel uses it.")
+    result, a, b = instruction.operands
+    if instruction.opcode != "cvt.rn.satfinite.e4m3x2.f32":
+        raise BadPtx(f"{instruction.opcode} is not spelled out: no kernel uses it.")
     lines = [".reg .b32 %sx, %sm, %su, %st, %sc<2>;", ".reg .pred %sp;"]
     for at, source in enumerate((b, a)):
         lines += [

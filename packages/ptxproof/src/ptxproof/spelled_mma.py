@@ -27,22 +27,22 @@ _F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 _SUMS = "{%sp0, %sp1, %sp2, %sp3}"
 
 
-def fp8_mma(asked: PtxInstruction) -> list[str]:
+def fp8_mma(instruction: PtxInstruction) -> list[str]:
     """``d = a b + c``."""
-    d, a, b, c = (vector(operand) for operand in asked.operands)
+    d, a, b, c = (vector(operand) for operand in instruction.operands)
     lines = [".reg .b32 %sp<4>;", *(f"mov.b32 %sp{at}, {name};" for at, name in enumerate(c))]
-    lines += _products(asked, _PLAIN, a, b)
+    lines += _products(instruction, _PLAIN, a, b)
     return [*lines, *(f"mov.b32 {name}, %sp{at};" for at, name in enumerate(d))]
 
 
-def block_scaled_mma(asked: PtxInstruction) -> list[str]:
+def block_scaled_mma(instruction: PtxInstruction) -> list[str]:
     """``d = (a b) * scale of row * scale of column + c``: one scale for all 32 of k."""
-    d, a, b, c = (vector(operand) for operand in asked.operands[:4])
-    scale_a, picked_a, scale_b, picked_b = asked.operands[4:]
-    byte_a, thread_a = _picked(asked, picked_a)
-    byte_b, thread_b = _picked(asked, picked_b)
+    d, a, b, c = (vector(operand) for operand in instruction.operands[:4])
+    scale_a, picked_a, scale_b, picked_b = instruction.operands[4:]
+    byte_a, thread_a = _picked(instruction, picked_a)
+    byte_b, thread_b = _picked(instruction, picked_b)
     lines = [".reg .b32 %sp<4>;", *(f"mov.b32 %sp{at}, 0;" for at in range(4))]
-    lines += _products(asked, _SCALED, a, b)
+    lines += _products(instruction, _SCALED, a, b)
     lines += [
         ".reg .b32 %slane, %sfrom, %se<4>, %sexp, %shigh, %slow, %ssum;",
         ".reg .pred %snan;",
@@ -64,11 +64,11 @@ def block_scaled_mma(asked: PtxInstruction) -> list[str]:
     return lines
 
 
-def _products(asked: PtxInstruction, form: re.Pattern[str], a: list[str], b: list[str]) -> list[str]:
+def _products(instruction: PtxInstruction, form: re.Pattern[str], a: list[str], b: list[str]) -> list[str]:
     """The sums of ``a b`` on top of what ``%sp`` holds."""
-    types = form.fullmatch(asked.opcode)
+    types = form.fullmatch(instruction.opcode)
     if types is None or not {types["a"], types["b"]} <= _FP8:
-        raise BadPtx(f"{asked.opcode} is not spelled out: no kernel uses it.")
+        raise BadPtx(f"{instruction.opcode} is not spelled out: no kernel uses it.")
     lines = [".reg .b32 %sa<8>, %sb<4>;", ".reg .b16 %shalf<2>;"]
     # a[0] and a[1] are rows g and g + 8 of the first 16 of k, a[2] and a[3] of the rest.
     for source, first, second in ((a[0], 0, 2), (a[1], 1, 3), (a[2], 4, 6), (a[3], 5, 7)):
@@ -88,10 +88,10 @@ def _halves(kind: str, source: str, low: str, high: str) -> list[str]:
     ]
 
 
-def _picked(asked: PtxInstruction, operand: str) -> tuple[int, int]:
+def _picked(instruction: PtxInstruction, operand: str) -> tuple[int, int]:
     parts = vector(operand)
     if not all(part.isdecimal() for part in parts):
-        raise BadPtx(f"{asked} picks its scales by a register, which is not spelled out: no kernel does.")
+        raise BadPtx(f"{instruction} picks its scales by a register, which is not spelled out: no kernel does.")
     byte, thread = map(int, parts)
     return byte, thread
 

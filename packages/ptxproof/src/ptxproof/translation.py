@@ -66,28 +66,28 @@ def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Tran
     return Translated(_with_version(text, sm, version), counts)
 
 
-def _block(asked: PtxInstruction, sm: int) -> str:
+def _block(instruction: PtxInstruction, sm: int) -> str:
     """A block of its own, so that its registers meet no others."""
-    lines = list(_spell(asked, sm))
+    lines = list(_spell(instruction, sm))
     return "\n".join(["{", *lines, "}"]) if lines else ""
 
 
-def _spell(asked: PtxInstruction, sm: int) -> Iterator[str]:
-    form = lacked(asked.opcode, len(asked.operands), sm)
+def _spell(instruction: PtxInstruction, sm: int) -> Iterator[str]:
+    form = lacked(instruction.opcode, len(instruction.operands), sm)
     assert form is not None  # whoever asks has seen that it is lacking
     spelling = SPELLINGS.get(form.name)
     if spelling is None:
-        raise Unsupported(f"{asked.opcode} ({form.name}) cannot be spelled out for {target(sm).label}.")
+        raise Unsupported(f"{instruction.opcode} ({form.name}) cannot be spelled out for {target(sm).label}.")
     try:
-        lines = spelling(asked)
+        lines = spelling(instruction)
     except (ValueError, BadPtx) as error:
-        raise Unsupported(f"{asked} cannot be spelled out for {target(sm).label}: {error}") from None
+        raise Unsupported(f"{instruction} cannot be spelled out for {target(sm).label}: {error}") from None
     for line in lines:
         if line.startswith("."):
             yield line
             continue
         part = parse(line)
-        guarded = PtxInstruction(part.opcode, part.operands, asked.guard)
+        guarded = PtxInstruction(part.opcode, part.operands, instruction.guard)
         lacking = lacked(part.opcode, len(part.operands), sm) is not None
         yield _block(guarded, sm) if lacking else str(guarded)
 

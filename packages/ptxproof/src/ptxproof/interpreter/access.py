@@ -43,15 +43,15 @@ def store_bytes(opcode: str) -> int:
     return bits_of(opcode.rpartition(".")[2]) // 8
 
 
-def build_load(ops: Operands, asked: PtxInstruction) -> Step:
-    kind = asked.opcode.rpartition(".")[2]
-    width, space = bits_of(kind) // 8, space_of(asked.opcode)
-    targets = ops.list_of(asked.operands[0])
+def build_load(ops: Operands, instruction: PtxInstruction) -> Step:
+    kind = instruction.opcode.rpartition(".")[2]
+    width, space = bits_of(kind) // 8, space_of(instruction.opcode)
+    targets = ops.list_of(instruction.operands[0])
     writes = [ops.write(target, kind) for target in targets]
     dtype: Any = number_type(kind)
     if space == "param":
-        return _parameter(asked, writes[0], dtype)
-    address = ops.address(asked.operands[1], 32 if space in ("shared", "local") else 64)
+        return _parameter(instruction, writes[0], dtype)
+    address = ops.address(instruction.operands[1], 32 if space in ("shared", "local") else 64)
 
     def step(lanes: Lanes, active: Mask) -> None:
         selected = lanes.selected(active)
@@ -64,10 +64,10 @@ def build_load(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def _parameter(asked: PtxInstruction, write: Write, dtype: Any) -> Step:
-    found = re.fullmatch(r"\[\s*([\w$]+)\s*\]", asked.operands[1])
+def _parameter(instruction: PtxInstruction, write: Write, dtype: Any) -> Step:
+    found = re.fullmatch(r"\[\s*([\w$]+)\s*\]", instruction.operands[1])
     if found is None:
-        raise unknown(asked)
+        raise unknown(instruction)
     name = found[1]
 
     def step(lanes: Lanes, active: Mask) -> None:
@@ -97,11 +97,11 @@ def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
     return everywhere
 
 
-def build_store(ops: Operands, asked: PtxInstruction) -> Step:
-    kind = asked.opcode.rpartition(".")[2]
-    width, space = bits_of(kind) // 8, space_of(asked.opcode)
-    address = ops.address(asked.operands[0], 32 if space in ("shared", "local") else 64)
-    sources = [ops.read(source, 8 * width) for source in ops.list_of(asked.operands[1])]
+def build_store(ops: Operands, instruction: PtxInstruction) -> Step:
+    kind = instruction.opcode.rpartition(".")[2]
+    width, space = bits_of(kind) // 8, space_of(instruction.opcode)
+    address = ops.address(instruction.operands[0], 32 if space in ("shared", "local") else 64)
+    sources = [ops.read(source, 8 * width) for source in ops.list_of(instruction.operands[1])]
     dtype: Any = UNSIGNED[8 * width]
 
     def step(lanes: Lanes, active: Mask) -> None:
@@ -127,14 +127,14 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def build_atomic(ops: Operands, asked: PtxInstruction) -> Step:
+def build_atomic(ops: Operands, instruction: PtxInstruction) -> Step:
     """One lane after the other, in order."""
-    parts = asked.opcode.split(".")
-    kind, space = parts[-1], space_of(asked.opcode)
+    parts = instruction.opcode.split(".")
+    kind, space = parts[-1], space_of(instruction.opcode)
     name = next((part for part in parts[1:] if part in _ATOMIC or part == "cas"), None)
     if name is None or kind.startswith("bf") or kind.endswith("x2"):
-        raise unknown(asked)
-    target, *rest = asked.operands if parts[0] == "atom" else ("_", *asked.operands)
+        raise unknown(instruction)
+    target, *rest = instruction.operands if parts[0] == "atom" else ("_", *instruction.operands)
     bits, dtype = bits_of(kind), number_type(kind)
     write = ops.write(target)
     address = ops.address(rest[0], 32 if space == "shared" else 64)
@@ -163,26 +163,26 @@ def build_atomic(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def build_copy(ops: Operands, asked: PtxInstruction) -> Step:
+def build_copy(ops: Operands, instruction: PtxInstruction) -> Step:
     """``cp.async`` and its groups."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     if "commit_group" in parts:
         return lambda lanes, active: lanes.shared.commit(active)
     if "wait_group" in parts or "wait_all" in parts:
-        pending = int(asked.operands[0], 0) if "wait_group" in parts else 0
+        pending = int(instruction.operands[0], 0) if "wait_group" in parts else 0
         return lambda lanes, active: lanes.shared.wait(pending, active)
     if "bulk" in parts or "mbarrier" in parts:
-        raise unknown(asked)
-    to, source = ops.address(asked.operands[0], 32), ops.address(asked.operands[1], 64)
-    size = int(asked.operands[2], 0)
-    given = ops.read(asked.operands[3], 32) if len(asked.operands) > 3 else None
+        raise unknown(instruction)
+    to, source = ops.address(instruction.operands[0], 32), ops.address(instruction.operands[1], 64)
+    size = int(instruction.operands[2], 0)
+    given = ops.read(instruction.operands[3], 32) if len(instruction.operands) > 3 else None
 
     def step(lanes: Lanes, active: Mask) -> None:
         selected = lanes.selected(active)
         rows = np.zeros((len(selected), size // 4), np.uint32)
         wanted = np.full(len(selected), size) if given is None else lanes.wide(given(lanes, active))[selected]
         if ((wanted != 0) & (wanted != size)).any():
-            raise unknown(asked)
+            raise unknown(instruction)
         taken = np.flatnonzero(wanted)
         addresses = lanes.wide(source(lanes, active))[selected][taken]
         rows[taken] = lanes.memory.load(lanes, addresses, 4, size // 4, selected[taken])

@@ -21,20 +21,20 @@ _APPROXIMATE: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-def build_sum(ops: Operands, asked: PtxInstruction) -> Step:
+def build_sum(ops: Operands, instruction: PtxInstruction) -> Step:
     """``add``, ``sub``, ``mul``, ``fma``, ``mad`` and ``div`` of any type."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     name, kind = parts[0], parts[-1]
-    target, *sources = asked.operands
+    target, *sources = instruction.operands
     if kind in _PACKED:
-        return _packed(ops, asked, _SIMPLE[name], kind)
+        return _packed(ops, instruction, _SIMPLE[name], kind)
     if kind == "bf16" and "f32" in parts:  # all but the last are bf16
         reads = [ops.typed(source, "bf16") for source in sources[:-1]]
         return elementwise(ops.write(target, "f32"), _SIMPLE[name], *reads, ops.typed(sources[-1], "f32"))
     if "cc" in parts or name in ("addc", "madc"):
-        return _with_carry(ops, asked)
+        return _with_carry(ops, instruction)
     if kind.startswith("f") or kind == "bf16":
-        return _float_sum(ops, asked)
+        return _float_sum(ops, instruction)
     reads = [ops.typed(source, kind) for source in sources]
     bits = bits_of(kind)
     if "wide" in parts:
@@ -48,7 +48,7 @@ def build_sum(ops: Operands, asked: PtxInstruction) -> Step:
         )
     if "hi" in parts:
         if name != "mul" or bits not in (32, 64):
-            raise unknown(asked)
+            raise unknown(instruction)
         return elementwise(ops.write(target), numbers.high_product, *reads)
     functions: dict[str, Callable[..., Array]] = {
         **_SIMPLE, "mad": lambda a, b, c: a * b + c, "div": numbers.divided, "rem": numbers.remainder,
@@ -56,11 +56,11 @@ def build_sum(ops: Operands, asked: PtxInstruction) -> Step:
     return elementwise(ops.write(target, kind), functions[name], *reads)
 
 
-def _float_sum(ops: Operands, asked: PtxInstruction) -> Step:
-    parts = asked.opcode.split(".")
+def _float_sum(ops: Operands, instruction: PtxInstruction) -> Step:
+    parts = instruction.opcode.split(".")
     name, kind = parts[0], parts[-1]
     if {"rz", "rm", "rp"} & set(parts):
-        raise unknown(asked)
+        raise unknown(instruction)
     functions: dict[str, Callable[..., Array]] = {**_SIMPLE, "mad": numbers.fma, "div": np.divide}
     if kind == "f64":
         functions["fma"] = functions["mad"] = numbers.fma_rounded
@@ -73,8 +73,8 @@ def _float_sum(ops: Operands, asked: PtxInstruction) -> Step:
         function = _flushing(function)
     if "sat" in parts:
         function = _saturated(function)
-    reads = [ops.typed(source, kind) for source in asked.operands[1:]]
-    return elementwise(ops.write(asked.operands[0], kind), function, *reads)
+    reads = [ops.typed(source, kind) for source in instruction.operands[1:]]
+    return elementwise(ops.write(instruction.operands[0], kind), function, *reads)
 
 
 def _in_float64(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -102,15 +102,15 @@ def _saturated(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *args: np.where(np.isnan(value := function(*args)), np.float32(0), np.clip(value, 0, 1))
 
 
-def _with_carry(ops: Operands, asked: PtxInstruction) -> Step:
+def _with_carry(ops: Operands, instruction: PtxInstruction) -> Step:
     """32-bit sums that set or take the carry: ``add.cc``, ``addc``, ``mad.lo.cc``, ``madc.hi`` …"""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     name, sets = parts[0], "cc" in parts
     if bits_of(parts[-1]) != 32 or name not in ("add", "addc", "mad", "madc"):
-        raise unknown(asked)
+        raise unknown(instruction)
     takes = name in ("addc", "madc")
-    write = ops.write(asked.operands[0])
-    reads = [ops.read(source, 32) for source in asked.operands[1:]]
+    write = ops.write(instruction.operands[0])
+    reads = [ops.read(source, 32) for source in instruction.operands[1:]]
     low = np.uint64(0xFFFFFFFF)
 
     def step(lanes: Lanes, active: Mask) -> None:
@@ -127,12 +127,12 @@ def _with_carry(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def _packed(ops: Operands, asked: PtxInstruction, function: Callable[..., Array], kind: str) -> Step:
+def _packed(ops: Operands, instruction: PtxInstruction, function: Callable[..., Array], kind: str) -> Step:
     """Both halves of a register by themselves."""
     base = kind.removesuffix("x2")
     if base in ("bf16", "f16"):
         function = _in_float64(numbers.fma_rounded if function is numbers.fma else function)
-    elif ".ftz" in asked.opcode:
+    elif ".ftz" in instruction.opcode:
         function = _flushing(function)
     whole = np.uint64 if kind == "f32x2" else np.uint32
     part: Any = np.uint32 if kind == "f32x2" else np.uint16
@@ -151,13 +151,13 @@ def _packed(ops: Operands, asked: PtxInstruction, function: Callable[..., Array]
             bits = value.view(part)
         return np.ascontiguousarray(bits).view(whole).reshape(-1)
 
-    reads = [ops.read(source, bits_of(kind)) for source in asked.operands[1:]]
-    return elementwise(ops.write(asked.operands[0]), run, *reads)
+    reads = [ops.read(source, bits_of(kind)) for source in instruction.operands[1:]]
+    return elementwise(ops.write(instruction.operands[0]), run, *reads)
 
 
-def build_extreme(ops: Operands, asked: PtxInstruction) -> Step:
+def build_extreme(ops: Operands, instruction: PtxInstruction) -> Step:
     """``min`` and ``max``, of two or three."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     name, kind = parts[0], parts[-1]
     floats = kind[0] in "fb" and kind not in ("b16", "b32", "b64")
     keeps_nan = "NaN" in parts or not floats
@@ -166,9 +166,9 @@ def build_extreme(ops: Operands, asked: PtxInstruction) -> Step:
     }  # fmt: skip
     two = table[name, keeps_nan]
     if kind in _PACKED:
-        return _packed(ops, asked, two, kind)
+        return _packed(ops, instruction, two, kind)
     if "xorsign" in parts or "abs" in parts:
-        raise unknown(asked)
+        raise unknown(instruction)
 
     def run(first: Array, *others: Array) -> Array:
         for other in others:
@@ -176,17 +176,19 @@ def build_extreme(ops: Operands, asked: PtxInstruction) -> Step:
         return first
 
     function = _flushing(run) if "ftz" in parts else run
-    return elementwise(ops.write(asked.operands[0], kind), function, *(ops.typed(s, kind) for s in asked.operands[1:]))
+    return elementwise(
+        ops.write(instruction.operands[0], kind), function, *(ops.typed(s, kind) for s in instruction.operands[1:])
+    )
 
 
-def build_unary(ops: Operands, asked: PtxInstruction) -> Step:
+def build_unary(ops: Operands, instruction: PtxInstruction) -> Step:
     """``abs``, ``neg``, and what the special function units approximate."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     name, kind = parts[0], parts[-1]
     if kind in _PACKED:
-        return _packed(ops, asked, np.negative if name == "neg" else np.abs, kind)
+        return _packed(ops, instruction, np.negative if name == "neg" else np.abs, kind)
     functions: dict[str, Callable[..., Array]] = {"abs": np.abs, "neg": np.negative, **_APPROXIMATE}
     function = functions[name]
     if "ftz" in parts:
         function = _flushing(function)
-    return elementwise(ops.write(asked.operands[0], kind), function, ops.typed(asked.operands[1], kind))
+    return elementwise(ops.write(instruction.operands[0], kind), function, ops.typed(instruction.operands[1], kind))

@@ -16,16 +16,16 @@ from ptxproof.ptx import PtxInstruction
 _BITWISE: dict[str, Callable[..., Array]] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-def build_bitwise(ops: Operands, asked: PtxInstruction) -> Step:
-    name, _, kind = asked.opcode.partition(".")
-    reads = [ops.read(source, bits_of(kind)) for source in asked.operands[1:]]
+def build_bitwise(ops: Operands, instruction: PtxInstruction) -> Step:
+    name, _, kind = instruction.opcode.partition(".")
+    reads = [ops.read(source, bits_of(kind)) for source in instruction.operands[1:]]
     function = np.invert if name == "not" else _BITWISE[name]
-    return elementwise(ops.write(asked.operands[0]), function, *reads)
+    return elementwise(ops.write(instruction.operands[0]), function, *reads)
 
 
-def build_shift(ops: Operands, asked: PtxInstruction) -> Step:
+def build_shift(ops: Operands, instruction: PtxInstruction) -> Step:
     """``shl`` and ``shr``: by the width or more nothing is left but the sign."""
-    name, _, kind = asked.opcode.partition(".")
+    name, _, kind = instruction.opcode.partition(".")
     dtype: Any = number_type(kind)
     shift: Callable[..., Array] = np.left_shift if name == "shl" else np.right_shift
 
@@ -33,15 +33,18 @@ def build_shift(ops: Operands, asked: PtxInstruction) -> Step:
         return shift(value, np.minimum(by, np.uint32(bits_of(kind))).astype(dtype))
 
     return elementwise(
-        ops.write(asked.operands[0], kind), run, ops.typed(asked.operands[1], kind), ops.read(asked.operands[2], 32)
+        ops.write(instruction.operands[0], kind),
+        run,
+        ops.typed(instruction.operands[1], kind),
+        ops.read(instruction.operands[2], 32),
     )
 
 
-def build_bits(ops: Operands, asked: PtxInstruction) -> Step:
+def build_bits(ops: Operands, instruction: PtxInstruction) -> Step:
     """``bfe``, ``bfi``, ``shf``, ``prmt``, ``lop3``, ``popc``, ``clz``, ``bfind``, ``brev``."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     name, kind = parts[0], parts[-1]
-    target, *sources = asked.operands
+    target, *sources = instruction.operands
     bits = bits_of(kind) if kind[0] in "bsu" else 32
     write = ops.write(target)
     if name == "lop3":
@@ -49,7 +52,7 @@ def build_bits(ops: Operands, asked: PtxInstruction) -> Step:
         return elementwise(write, lambda a, b, c: numbers.lop3(a, b, c, table), *(ops.read(s, 32) for s in sources[:3]))
     if name == "prmt":
         if len(parts) > 2:
-            raise unknown(asked)
+            raise unknown(instruction)
         return elementwise(
             write, lambda a, b, c: numbers.permuted(*np.broadcast_arrays(a, b, c)), *_words(ops, sources)
         )
@@ -64,7 +67,7 @@ def build_bits(ops: Operands, asked: PtxInstruction) -> Step:
         return elementwise(write, numbers.leading_zeros, *reads)
     if name == "bfind" and kind == "u32":
         return elementwise(write, lambda x: np.uint32(31) - numbers.leading_zeros(x), *reads)
-    raise unknown(asked)
+    raise unknown(instruction)
 
 
 def _words(ops: Operands, sources: list[str]) -> list[Read]:
@@ -101,11 +104,11 @@ def _funnel_right(low: Array, high: Array, by: Array) -> Array:
     return (_pair(low, high) >> (by & np.uint32(31)).astype(np.uint64)).astype(np.uint32)
 
 
-def build_select(ops: Operands, asked: PtxInstruction) -> Step:
+def build_select(ops: Operands, instruction: PtxInstruction) -> Step:
     """``selp``: what is not chosen may be undefined."""
-    bits = bits_of(asked.opcode.rpartition(".")[2])
-    first, second = ops.read(asked.operands[1], bits), ops.read(asked.operands[2], bits)
-    holds, write = ops.read(asked.operands[3], 1), ops.write(asked.operands[0])
+    bits = bits_of(instruction.opcode.rpartition(".")[2])
+    first, second = ops.read(instruction.operands[1], bits), ops.read(instruction.operands[2], bits)
+    holds, write = ops.read(instruction.operands[3], 1), ops.write(instruction.operands[0])
 
     def step(lanes: Lanes, active: Mask) -> None:
         chosen = holds(lanes, active)
@@ -126,16 +129,16 @@ _RELATIONS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-def build_comparison(ops: Operands, asked: PtxInstruction) -> Step:
+def build_comparison(ops: Operands, instruction: PtxInstruction) -> Step:
     """``setp``: an ordered relation does not hold for NaN, one that ends in ``u`` does."""
-    parts = asked.opcode.split(".")
+    parts = instruction.opcode.split(".")
     relation, kind = parts[1], parts[-1]
     floats = kind in ("f16", "f32", "f64", "bf16")
-    reads = [ops.typed(source, kind) for source in asked.operands[1:3]]
+    reads = [ops.typed(source, kind) for source in instruction.operands[1:3]]
     combine = next((part for part in parts[2:-1] if part in _BITWISE), None)
     if combine is not None:
-        reads.append(ops.read(asked.operands[3], 1))
-    first, *second = (name.strip() for name in asked.operands[0].split("|"))
+        reads.append(ops.read(instruction.operands[3], 1))
+    first, *second = (name.strip() for name in instruction.operands[0].split("|"))
     write, write_other = ops.write(first), ops.write(second[0]) if second else None
 
     def compare(a: Array, b: Array) -> Array:

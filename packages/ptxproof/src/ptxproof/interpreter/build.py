@@ -41,15 +41,15 @@ _WITHOUT_EFFECT = ("griddepcontrol", "membar", "fence", "prefetch", "nanosleep",
 
 def build(ops: Operands, placed: ProgramLine) -> Step:
     """The function of one instruction; its guard is applied by it."""
-    asked = placed.instruction
-    where = f"line {placed.line}, {asked.opcode}"
+    instruction = placed.instruction
+    where = f"line {placed.line}, {instruction.opcode}"
     try:
-        step = _bare(ops, asked)
+        step = _bare(ops, instruction)
     except NotInterpreted as error:
         raise NotInterpreted(f"{where}: {error}") from None
     except (KeyError, ValueError, IndexError) as error:
-        raise NotInterpreted(f"{where}: {asked} is not interpreted ({type(error).__name__} {error}).") from error
-    holds = None if asked.guard is None else ops.read(asked.guard, 1)
+        raise NotInterpreted(f"{where}: {instruction} is not interpreted ({type(error).__name__} {error}).") from error
+    holds = None if instruction.guard is None else ops.read(instruction.guard, 1)
 
     def run(lanes: Lanes, active: Mask) -> None:
         lanes.where = f"{lanes.program.name}, {where}"
@@ -67,19 +67,19 @@ def build(ops: Operands, placed: ProgramLine) -> Step:
     return run
 
 
-def _bare(ops: Operands, asked: PtxInstruction) -> Step:
-    name = asked.opcode.partition(".")[0]
-    if asked.opcode.startswith("bar.warp.sync"):
-        return warp.build_warp_barrier(ops, asked)
-    if asked.opcode.startswith("fence.proxy.async"):
+def _bare(ops: Operands, instruction: PtxInstruction) -> Step:
+    name = instruction.opcode.partition(".")[0]
+    if instruction.opcode.startswith("bar.warp.sync"):
+        return warp.build_warp_barrier(ops, instruction)
+    if instruction.opcode.startswith("fence.proxy.async"):
         return lambda lanes, active: lanes.shared.fence(active)
-    if asked.opcode.startswith("cp.async.mbarrier"):
-        return mbarrier.build_copy_arrival(ops, asked)
+    if instruction.opcode.startswith("cp.async.mbarrier"):
+        return mbarrier.build_copy_arrival(ops, instruction)
     if name in _WITHOUT_EFFECT:
         return lambda lanes, active: None
     if name == "createpolicy":  # a hint to the cache
-        return convert.build_move(ops, PtxInstruction("mov.b64", (asked.operands[0], "0")))
+        return convert.build_move(ops, PtxInstruction("mov.b64", (instruction.operands[0], "0")))
     builder = _BUILDERS.get(name)
     if builder is None:
-        raise NotInterpreted(f"{asked.opcode} is not interpreted.")
-    return builder(ops, asked)
+        raise NotInterpreted(f"{instruction.opcode} is not interpreted.")
+    return builder(ops, instruction)

@@ -19,9 +19,9 @@ _TYPE = re.compile(r"(?:bf16|f16|f32|f64|[sub]\d+|e4m3|e5m2|e2m1|ue8m0|tf32)(?:x
 _TO_INTEGER: dict[str, Callable[..., Array]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def build_move(ops: Operands, asked: PtxInstruction) -> Step:
-    target, source = asked.operands
-    bits = bits_of(asked.opcode.rpartition(".")[2])
+def build_move(ops: Operands, instruction: PtxInstruction) -> Step:
+    target, source = instruction.operands
+    bits = bits_of(instruction.opcode.rpartition(".")[2])
     if target.startswith("{"):
         return _unpacked(ops, target, source, bits)
     if source.startswith("{"):
@@ -51,28 +51,30 @@ def _unpacked(ops: Operands, target: str, source: str, bits: int) -> Step:
     return step
 
 
-def build_address(ops: Operands, asked: PtxInstruction) -> Step:
+def build_address(ops: Operands, instruction: PtxInstruction) -> Step:
     """``cvta.local`` makes a generic address, ``cvta.to.local`` the reverse. Global addresses are generic already."""
-    parts = asked.opcode.replace("::", ".").split(".")
+    parts = instruction.opcode.replace("::", ".").split(".")
     if "param" in parts:
-        raise unknown(asked)
+        raise unknown(instruction)
     window = np.uint64(next((WINDOWS[part] for part in parts if part in WINDOWS), 0) << WINDOW_BITS)
     convert = np.subtract if "to" in parts else np.add
-    return elementwise(ops.write(asked.operands[0]), lambda x: convert(x, window), ops.read(asked.operands[1], 64))
+    return elementwise(
+        ops.write(instruction.operands[0]), lambda x: convert(x, window), ops.read(instruction.operands[1], 64)
+    )
 
 
-def build_conversion(ops: Operands, asked: PtxInstruction) -> Step:
-    parts = asked.opcode.split(".")[1:]
+def build_conversion(ops: Operands, instruction: PtxInstruction) -> Step:
+    parts = instruction.opcode.split(".")[1:]
     kinds = [part for part in parts if _TYPE.fullmatch(part)]
     to, source = kinds[0], kinds[-1]
     if to.endswith("x2"):
-        return _to_pair(ops, asked, to, source)
-    read = ops.typed(asked.operands[1], source)
-    write = ops.write(asked.operands[0], to)
+        return _to_pair(ops, instruction, to, source)
+    read = ops.typed(instruction.operands[1], source)
+    write = ops.write(instruction.operands[0], to)
     rounding = next((_TO_INTEGER[part] for part in parts if part in _TO_INTEGER), None)
     if _is_float(source) and _is_float(to):
         if {"rz", "rm", "rp"} & set(parts):
-            raise unknown(asked)
+            raise unknown(instruction)
         return elementwise(write, _float_to_float(to, rounding, "ftz" in parts), read)
     if _is_float(source):
         assert rounding is not None
@@ -80,7 +82,7 @@ def build_conversion(ops: Operands, asked: PtxInstruction) -> Step:
         return elementwise(write, (lambda x: function(numbers.flushed(x))) if "ftz" in parts else function, read)
     dtype: Any = number_type(to)
     if to == "bf16":
-        raise unknown(asked)
+        raise unknown(instruction)
     if "sat" in parts:
         limits = np.iinfo(dtype)
         return elementwise(write, lambda x: np.clip(x, limits.min, limits.max).astype(dtype), read)
@@ -117,11 +119,11 @@ def _float_to_integer(dtype: type[np.generic], rounding: Callable[..., Array]) -
     return run
 
 
-def _to_pair(ops: Operands, asked: PtxInstruction, to: str, source: str) -> Step:
+def _to_pair(ops: Operands, instruction: PtxInstruction, to: str, source: str) -> Step:
     """``cvt.rn.bf16x2.f32 d, a, b``: ``a`` is the upper half; ``cvt.rn.f16x2.e4m3x2 d, a``."""
-    if ".relu" in asked.opcode:
-        raise unknown(asked)
-    write = ops.write(asked.operands[0])
+    if ".relu" in instruction.opcode:
+        raise unknown(instruction)
+    write = ops.write(instruction.operands[0])
     if source in ("e4m3x2", "e5m2x2") and to == "f16x2":
         values = numbers.code_values(source.removesuffix("x2"))
         halves = np.where(np.isnan(values), 0.0, values).astype(np.float16).view(np.uint16)
@@ -131,14 +133,14 @@ def _to_pair(ops: Operands, asked: PtxInstruction, to: str, source: str) -> Step
             pairs = table[np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 2)]
             return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1)
 
-        return elementwise(write, widened, ops.read(asked.operands[1], 16))
+        return elementwise(write, widened, ops.read(instruction.operands[1], 16))
     narrow: dict[str, Callable[[Array], Array]] = {
         "bf16x2": numbers.to_bf16,
         "f16x2": lambda x: x.astype(np.float16).view(np.uint16),
         "e4m3x2": numbers.to_e4m3,
     }
     if source != "f32" or to not in narrow:
-        raise unknown(asked)
+        raise unknown(instruction)
     function = narrow[to]
     whole: Any = UNSIGNED[bits_of(to)]
 
@@ -147,4 +149,4 @@ def _to_pair(ops: Operands, asked: PtxInstruction, to: str, source: str) -> Step
         together: Array = np.ascontiguousarray(parts).view(whole).reshape(-1)
         return together
 
-    return elementwise(write, joined, *(ops.typed(operand, "f32") for operand in asked.operands[1:]))
+    return elementwise(write, joined, *(ops.typed(operand, "f32") for operand in instruction.operands[1:]))

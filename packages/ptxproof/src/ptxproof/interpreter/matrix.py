@@ -28,19 +28,19 @@ _SCALED = re.compile(
 )
 
 
-def build_mma(ops: Operands, asked: PtxInstruction) -> Step:
-    plain, scaled = _PLAIN.fullmatch(asked.opcode), _SCALED.fullmatch(asked.opcode)
+def build_mma(ops: Operands, instruction: PtxInstruction) -> Step:
+    plain, scaled = _PLAIN.fullmatch(instruction.opcode), _SCALED.fullmatch(instruction.opcode)
     found = plain or scaled
     if found is None or found["a"] not in WIDTH or found["b"] not in WIDTH:
-        raise unknown(asked)
+        raise unknown(instruction)
     kind_a, kind_b = found["a"], found["b"]
     if WIDTH[kind_a] != WIDTH[kind_b] or (plain is not None and int(plain["k"]) * WIDTH[kind_a] != 256):
-        raise unknown(asked)
+        raise unknown(instruction)
     unit = MmaUnit.MMA_BLOCK_SCALED if scaled else MmaUnit.MMA_16 if WIDTH[kind_a] == 16 else MmaUnit.MMA_8
     how = summation(ops.sm, unit)
-    writes = [ops.write(name) for name in vector(asked.operands[0])]
-    reads = [[ops.read(name, 32) for name in vector(operand)] for operand in asked.operands[1:4]]
-    scales = None if scaled is None else _scales(ops, asked)
+    writes = [ops.write(name) for name in vector(instruction.operands[0])]
+    reads = [[ops.read(name, 32) for name in vector(operand)] for operand in instruction.operands[1:4]]
+    scales = None if scaled is None else _scales(ops, instruction)
 
     def step(lanes: Lanes, active: Mask) -> None:
         warps = lanes.warps(active)
@@ -80,14 +80,14 @@ def right(words: Array, kind: str) -> Array:
     return parts.transpose(1, 2, 0, 3, 4).reshape(words.shape[1], 8, -1)
 
 
-def _scales(ops: Operands, asked: PtxInstruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
+def _scales(ops: Operands, instruction: PtxInstruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
     """Exponents for each row and column, and which of them are numbers (255 is NaN).
 
     A's are in lanes ``2 thread_id`` and the next of each group of four, for rows ``g`` and ``g + 8``; B's in lane
     ``thread_id``; ``byte_id`` is the byte.
     """
-    read_a, read_b = ops.read(asked.operands[4], 32), ops.read(asked.operands[6], 32)
-    (byte_a, thread_a), (byte_b, thread_b) = (map(int, vector(asked.operands[at])) for at in (5, 7))
+    read_a, read_b = ops.read(instruction.operands[4], 32), ops.read(instruction.operands[6], 32)
+    (byte_a, thread_a), (byte_b, thread_b) = (map(int, vector(instruction.operands[at])) for at in (5, 7))
 
     def scales(lanes: Lanes, active: Mask, warps: Array) -> tuple[Array, Array]:
         def exponents(read: Read) -> Array:

@@ -13,11 +13,11 @@ Wait = Callable[[Lanes, Mask], Array]
 """Gives the lanes that need not wait any longer."""
 
 
-def build_mbarrier(ops: Operands, asked: PtxInstruction) -> Step:
+def build_mbarrier(ops: Operands, instruction: PtxInstruction) -> Step:
     """``mbarrier.init`` and ``mbarrier.arrive`` without a result."""
-    parts = asked.opcode.replace("::", ".").split(".")
+    parts = instruction.opcode.replace("::", ".").split(".")
     if parts[1] == "init":
-        address, count = ops.address(asked.operands[0], 32), ops.read(asked.operands[1], 32)
+        address, count = ops.address(instruction.operands[0], 32), ops.read(instruction.operands[1], 32)
 
         def make(lanes: Lanes, active: Mask) -> None:
             selected = lanes.selected(active)
@@ -29,16 +29,21 @@ def build_mbarrier(ops: Operands, asked: PtxInstruction) -> Step:
         return make
     if parts[1] == "inval":
         return lambda lanes, active: None
-    if parts[1] == "arrive" and asked.operands[0] == "_" and len(asked.operands) == 2 and "expect_tx" not in parts:
-        return _arrival(ops, asked.operands[1], copies=False)
-    raise unknown(asked)
+    if (
+        parts[1] == "arrive"
+        and instruction.operands[0] == "_"
+        and len(instruction.operands) == 2
+        and "expect_tx" not in parts
+    ):
+        return _arrival(ops, instruction.operands[1], copies=False)
+    raise unknown(instruction)
 
 
-def build_copy_arrival(ops: Operands, asked: PtxInstruction) -> Step:
+def build_copy_arrival(ops: Operands, instruction: PtxInstruction) -> Step:
     """``cp.async.mbarrier.arrive.noinc``: an arrival when the thread's copies have come, which here is at once."""
-    if "noinc" not in asked.opcode.split("."):
-        raise unknown(asked)
-    return _arrival(ops, asked.operands[0], copies=True)
+    if "noinc" not in instruction.opcode.split("."):
+        raise unknown(instruction)
+    return _arrival(ops, instruction.operands[0], copies=True)
 
 
 def _arrival(ops: Operands, operand: str, *, copies: bool) -> Step:
@@ -55,15 +60,15 @@ def _arrival(ops: Operands, operand: str, *, copies: bool) -> Step:
     return arrive
 
 
-def build_wait(ops: Operands, asked: PtxInstruction) -> Wait:
+def build_wait(ops: Operands, instruction: PtxInstruction) -> Wait:
     """``mbarrier.try_wait.parity``, which here waits as long as it takes."""
-    if ".parity." not in asked.opcode or asked.guard is not None:
-        raise unknown(asked)
-    write = ops.write(asked.operands[0])
-    address, parity = ops.address(asked.operands[1], 32), ops.read(asked.operands[2], 32)
+    if ".parity." not in instruction.opcode or instruction.guard is not None:
+        raise unknown(instruction)
+    write = ops.write(instruction.operands[0])
+    address, parity = ops.address(instruction.operands[1], 32), ops.read(instruction.operands[2], 32)
 
     def wait(lanes: Lanes, active: Mask) -> Array:
-        lanes.where = f"{lanes.program.name}, {asked.opcode}"
+        lanes.where = f"{lanes.program.name}, {instruction.opcode}"
         lanes.undefined = None
         selected = lanes.selected(active)
         addresses = lanes.wide(address(lanes, active))[selected]

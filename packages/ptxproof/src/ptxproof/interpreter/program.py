@@ -50,8 +50,8 @@ class PtxProgram:
     @cached_property
     def product_registers(self) -> frozenset[int]:
         """Those that a ``wgmma`` reads or writes, by number."""
-        asked = (placed.instruction for block in self.blocks for placed in block)
-        products = [each for each in asked if each.opcode.startswith("wgmma.mma_async")]
+        instruction = (placed.instruction for block in self.blocks for placed in block)
+        products = [each for each in instruction if each.opcode.startswith("wgmma.mma_async")]
         listed = [text for each in products for text in each.operands[:2] if text.startswith("{")]
         return frozenset(self.places[name] for text in listed for name in vector(text))
 

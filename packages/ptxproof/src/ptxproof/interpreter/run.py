@@ -107,11 +107,15 @@ class InterpretedKernel:
 
 def _barrier(placed: ProgramLine) -> tuple[int, int | None]:
     """``bar.sync 1, 128;``"""
-    asked = placed.instruction
-    parts = asked.opcode.split(".")
-    if "sync" not in parts or asked.guard is not None or not all(part.isdecimal() for part in asked.operands):
-        raise NotInterpreted(f"line {placed.line}: {asked} is not interpreted.")
-    number, count = (*map(int, asked.operands), None, None)[:2]
+    instruction = placed.instruction
+    parts = instruction.opcode.split(".")
+    if (
+        "sync" not in parts
+        or instruction.guard is not None
+        or not all(part.isdecimal() for part in instruction.operands)
+    ):
+        raise NotInterpreted(f"line {placed.line}: {instruction} is not interpreted.")
+    number, count = (*map(int, instruction.operands), None, None)[:2]
     return number or 0, count
 
 

@@ -19,11 +19,11 @@ _REDUCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build_shuffle(ops: Operands, asked: PtxInstruction) -> Step:
-    mode = asked.opcode.split(".")[2]
-    target, *ok = (name.strip() for name in asked.operands[0].split("|"))
+def build_shuffle(ops: Operands, instruction: PtxInstruction) -> Step:
+    mode = instruction.opcode.split(".")[2]
+    target, *ok = (name.strip() for name in instruction.operands[0].split("|"))
     write, write_ok = ops.write(target), ops.write(ok[0]) if ok else None
-    reads = [ops.read(source, 32) for source in asked.operands[1:4]]
+    reads = [ops.read(source, 32) for source in instruction.operands[1:4]]
     lane = np.arange(WARP)
 
     def step(lanes: Lanes, active: Mask) -> None:
@@ -47,9 +47,9 @@ def build_shuffle(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def build_vote(ops: Operands, asked: PtxInstruction) -> Step:
-    mode = asked.opcode.split(".")[2]
-    write, read = ops.write(asked.operands[0]), ops.read(asked.operands[1], 1)
+def build_vote(ops: Operands, instruction: PtxInstruction) -> Step:
+    mode = instruction.opcode.split(".")[2]
+    write, read = ops.write(instruction.operands[0]), ops.read(instruction.operands[1], 1)
 
     def step(lanes: Lanes, active: Mask) -> None:
         lanes.warps(active)
@@ -62,17 +62,17 @@ def build_vote(ops: Operands, asked: PtxInstruction) -> Step:
         write(lanes, np.repeat(result, WARP), active)
 
     if mode not in ("ballot", "any", "all"):
-        raise unknown(asked)
+        raise unknown(instruction)
     return step
 
 
-def build_reduction(ops: Operands, asked: PtxInstruction) -> Step:
-    parts = asked.opcode.split(".")
+def build_reduction(ops: Operands, instruction: PtxInstruction) -> Step:
+    parts = instruction.opcode.split(".")
     name, kind = parts[2], parts[-1]
     if kind.startswith("f"):
-        raise unknown(asked)
+        raise unknown(instruction)
     dtype = number_type(kind)
-    write, read = ops.write(asked.operands[0], kind), ops.typed(asked.operands[1], kind)
+    write, read = ops.write(instruction.operands[0], kind), ops.typed(instruction.operands[1], kind)
 
     def step(lanes: Lanes, active: Mask) -> None:
         lanes.warps(active)
@@ -83,12 +83,12 @@ def build_reduction(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def build_load_matrix(ops: Operands, asked: PtxInstruction) -> Step:
+def build_load_matrix(ops: Operands, instruction: PtxInstruction) -> Step:
     """``ldmatrix``: lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` gets columns
     ``2 (l % 4)`` and the next of row ``l / 4``, or with ``.trans`` those rows of that column."""
-    count, transposed = _matrices(asked)
-    writes = [ops.write(target) for target in ops.list_of(asked.operands[0])]
-    address = ops.address(asked.operands[1], 32)
+    count, transposed = _matrices(instruction)
+    writes = [ops.write(target) for target in ops.list_of(instruction.operands[0])]
+    address = ops.address(instruction.operands[1], 32)
 
     def step(lanes: Lanes, active: Mask) -> None:
         warps = lanes.warps(active)
@@ -104,11 +104,11 @@ def build_load_matrix(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def build_store_matrix(ops: Operands, asked: PtxInstruction) -> Step:
+def build_store_matrix(ops: Operands, instruction: PtxInstruction) -> Step:
     """``stmatrix``: the way back of ``ldmatrix``."""
-    count, transposed = _matrices(asked)
-    address = ops.address(asked.operands[0], 32)
-    reads = [ops.read(source, 32) for source in ops.list_of(asked.operands[1])]
+    count, transposed = _matrices(instruction)
+    address = ops.address(instruction.operands[0], 32)
+    reads = [ops.read(source, 32) for source in ops.list_of(instruction.operands[1])]
 
     def step(lanes: Lanes, active: Mask) -> None:
         warps = lanes.warps(active)
@@ -121,10 +121,10 @@ def build_store_matrix(ops: Operands, asked: PtxInstruction) -> Step:
     return step
 
 
-def _matrices(asked: PtxInstruction) -> tuple[int, bool]:
-    parts = asked.opcode.replace("::", ".").split(".")
+def _matrices(instruction: PtxInstruction) -> tuple[int, bool]:
+    parts = instruction.opcode.replace("::", ".").split(".")
     if "m8n8" not in parts or parts[-1] != "b16":
-        raise unknown(asked)
+        raise unknown(instruction)
     return int(next(part for part in parts if part in ("x1", "x2", "x4"))[1:]), "trans" in parts
 
 
@@ -136,13 +136,13 @@ def _turned(words: Array, transposed: bool) -> Array:
     return np.ascontiguousarray(halves.swapaxes(2, 3)).view(np.uint32)
 
 
-def build_warp_barrier(ops: Operands, asked: PtxInstruction) -> Step:
+def build_warp_barrier(ops: Operands, instruction: PtxInstruction) -> Step:
     return lambda lanes, active: lanes.shared.warp_barrier(active)
 
 
-def build_election(ops: Operands, asked: PtxInstruction) -> Step:
+def build_election(ops: Operands, instruction: PtxInstruction) -> Step:
     """``elect.sync``: the first lane of each warp."""
-    target, chosen = (name.strip() for name in asked.operands[0].split("|"))
+    target, chosen = (name.strip() for name in instruction.operands[0].split("|"))
     write, write_chosen = ops.write(target), ops.write(chosen)
 
     def step(lanes: Lanes, active: Mask) -> None:

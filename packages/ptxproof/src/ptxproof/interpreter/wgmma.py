@@ -48,28 +48,28 @@ class _Shape:
     """Rows, and not K, are neighbours in memory."""
 
 
-def build_wgmma(ops: Operands, asked: PtxInstruction) -> Step:
-    name = asked.opcode.split(".")[1]
+def build_wgmma(ops: Operands, instruction: PtxInstruction) -> Step:
+    name = instruction.opcode.split(".")[1]
     if name == "fence":
         return lambda lanes, active: lanes.products.fence(active)
     if name == "commit_group":
         return lambda lanes, active: lanes.products.commit(lanes.warps(active))
     if name == "wait_group":
-        pending = int(asked.operands[0], 0)
+        pending = int(instruction.operands[0], 0)
         return lambda lanes, active: lanes.products.wait(lanes.shared, pending, lanes.warps(active))
-    found = _FORM.fullmatch(asked.opcode)
+    found = _FORM.fullmatch(instruction.opcode)
     if found is None or found["a"] not in WIDTH or WIDTH[found["a"]] != WIDTH.get(found["b"]):
-        raise unknown(asked)
-    return _product(ops, asked, found)
+        raise unknown(instruction)
+    return _product(ops, instruction, found)
 
 
-def _product(ops: Operands, asked: PtxInstruction, found: re.Match[str]) -> Step:
+def _product(ops: Operands, instruction: PtxInstruction, found: re.Match[str]) -> Step:
     kinds, n, k = (found["a"], found["b"]), int(found["n"]), int(found["k"])
     width = WIDTH[kinds[0]]
     how = summation(ops.sm, MmaUnit.WGMMA_16 if width == 16 else MmaUnit.WGMMA_8)
-    targets, a, b, keeps, *flags = asked.operands
+    targets, a, b, keeps, *flags = instruction.operands
     if flags[:2] != ["1", "1"]:
-        raise unknown(asked)
+        raise unknown(instruction)
     turns = [flag == "1" for flag in flags[2:]]
     in_registers = a.startswith("{")
     turned_b = bool(turns) and turns[-1]
