@@ -175,3 +175,31 @@ def test_the_key_and_the_settings_are_not_in_the_database(open_page: Open) -> No
         assert "The first one" in stored
         assert "sk-test" not in stored
         assert "Be brief" not in stored
+
+
+def test_two_tabs_do_not_overwrite_each_other(open_page: Open) -> None:
+    with open_page(PLAIN["answer"]) as page:
+        converse(page, "The first one")
+        other = page.context.new_page()
+        other.goto(page.url)
+        titles(other).click()
+        done(other)
+        ask(page, "And then?")
+        done(page, 2)
+        done(other, 2)
+        ask(other, "And after that?")
+        done(other, 3)
+        done(page, 3)
+        page.reload()
+        expect(page.locator(".said")).to_have_text(["The first one", "And then?", "And after that?"])
+
+
+def test_every_action_is_reached_by_keyboard(open_page: Open) -> None:
+    with open_page(PLAIN["answer"]) as page:
+        converse(page, "The first one")
+        titles(page).focus()
+        for verb in ("Rename", "Export", "Delete"):
+            page.keyboard.press("Tab")
+            expect(page.get_by_role("button", name=f"{verb} “The first one”")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Undo")).to_be_focused()

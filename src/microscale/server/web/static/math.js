@@ -5,6 +5,7 @@ import { h } from "/web/dom.js";
 
 const LONGEST = 4000; // characters of a formula; a longer one stays source
 const KEPT = 300; // typeset formulas: a paragraph that grows draws its formulas again with every token
+const RETRY_MS = 10_000; // after KaTeX could not be loaded
 const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxExpand: 500, maxSize: 20, output: "htmlAndMathml", errorColor: "inherit" };
 
 let katex = null;
@@ -27,7 +28,7 @@ function load() {
     },
     () => {
       style.remove();
-      loading = null; // the next formula tries again
+      setTimeout(() => (loading = null), RETRY_MS);
       waiting = [];
     },
   );
