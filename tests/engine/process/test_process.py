@@ -240,8 +240,8 @@ def test_refusals_come_in_their_own_class(run: Run, engine: EngineClient) -> Non
         await refused(BadRequest, "Token id 97 is not in the vocabulary of 97", request("r", [97], 1))
         await refused(BadRequest, "The prompt is empty", request("r", [], 1))
         await refused(BadRequest, "exceed the context of 512", request("r", [1], 512))
-        await refused(BadRequest, r"cannot be asked of the engine: .*\$.prompt", request("r", [1] * (2**20 + 1), 1))
-        await refused(BadRequest, r"cannot be asked of the engine: .*\$.prompt", request("r", [-1], 1))
+        await refused(BadRequest, r"The engine cannot accept this: .*\$.prompt", request("r", [1] * (2**20 + 1), 1))
+        await refused(BadRequest, r"The engine cannot accept this: .*\$.prompt", request("r", [-1], 1))
         # 8 run and 64 wait; of 80 some must be refused, and those that are not run on.
         asked = [engine.submit(request(f"r{index}", [1], 400)) for index in range(80)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -376,9 +376,9 @@ def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: p
     assert gone(ahead)
 
 
-def test_what_cannot_be_asked_of_the_engine(run: Run) -> None:
+def test_what_the_engine_cannot_accept(run: Run) -> None:
     config = EngineConfig("m", gpu_memory_utilization=2.0)
-    with pytest.raises(BadSetting, match=r"^This cannot be asked of the engine: .*\$.config.gpu_memory_utilization"):
+    with pytest.raises(BadSetting, match=r"^The engine cannot accept this: .*\$.config.gpu_memory_utilization"):
         run(EngineClient.start(config, EngineProcess(COUNTING)))
 
 
@@ -469,7 +469,7 @@ def test_a_process_that_speaks_nonsense_later(run: Run, says: bytes) -> None:
         client = await EngineClient.start(EngineConfig("m"), EngineProcess((sys.executable, "-S", "-c", script)))
         asked = [asyncio.create_task(client.submit(request("r", [1], 1))), asyncio.create_task(client.stats())]
         for task in asked:
-            with pytest.raises(EngineDied, match="cannot be understood and was killed"):
+            with pytest.raises(EngineDied, match="sent an invalid message and was killed"):
                 await task
         await client.close()
         assert gone(client.pid)

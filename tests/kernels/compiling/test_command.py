@@ -50,7 +50,7 @@ def test_a_folder_is_filled_once(folder: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(json.dumps(asdict(again)))["failed"] == again.failed
     show(again)
     shown = capsys.readouterr()
-    assert f"demo on NVIDIA GB10: 3 kernels, 0 compiled in {again.seconds} s, 2 were there." in shown.out
+    assert f"demo on NVIDIA GB10: 3 kernels, 0 compiled in {again.seconds} s, 2 were in the cache." in shown.out
     assert str(folder) in shown.out
     assert "power of 2" in shown.err
 
@@ -87,5 +87,5 @@ def test_without_a_gpu_a_card_must_be_named() -> None:
     command = [sys.executable, "-c", code, "warm", "demo"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 1
-    assert "name the card with --gpu" in found.stderr
+    assert "name a card with --gpu" in found.stderr
     assert all(card in found.stderr for card in KNOWN)
