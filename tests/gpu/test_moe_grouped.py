@@ -73,7 +73,7 @@ def test_every_tile(fmt: str, scaled: bool) -> None:
 def test_code_for_mma_sync_on_this_card(case: ExpertsInput, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's ``arch`` chooses the matrix instruction; the machine code is still for this card."""
     options = grouped.gemm_options
-    monkeypatch.setattr(grouped, "_options", lambda *args: options(*args) | {"arch": "sm80"})
+    monkeypatch.setattr(grouped, "gemm_options", lambda *args: options(*args) | {"arch": "sm80"})
     problem = ExpertsProblem.of(case, fmt, "cuda")
     ampere = known("a100")
     if detect().shared_per_block < ampere.shared_per_block:
