@@ -10,7 +10,7 @@ from tools.architecture import Source, violations
 JIT = "from microscale.kernels.moe import pairs_jit as jit\n"
 WRONG = [
     ("models/gpt_oss/model.py", "from microscale.engine import engine"),
-    ("models/decoder.py", "from microscale.planning import oracle"),
+    ("models/decoder.py", "from microscale.planning import choose_kernel"),
     ("server/openai/logprobs.py", "from microscale.server.anthropic import convert"),
     ("engine/engine.py", "def step():\n    import torch"),
     ("engine/engine.py", "x = torch.cuda.get_device_capability()"),

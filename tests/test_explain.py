@@ -24,9 +24,9 @@ from microscale.kernels.moe.small_batch import LIST_PAIRS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.decision import Decision
 from microscale.planning.ops import Activations, Kernel, Launch, Ops, recording
-from microscale.planning.oracle import Preference
 from microscale.planning.precision import PRECISIONS, Precision, make_precision
 from support.measured_rows import measured_us
 from support.tiny_checkpoints import CASES, write_hf

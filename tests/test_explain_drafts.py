@@ -15,7 +15,7 @@ from microscale.errors import BadSetting
 from microscale.explain import Question, Report, explain, render
 from microscale.explain.speculative import DRAFTS, LENGTHS, SEQUENCES, DraftedStep
 from microscale.hardware import KNOWN
-from microscale.hardware.published import DRAFTS_FILE, published_drafts
+from microscale.hardware.speeds_of_others import DRAFTS_FILE, published_drafts
 from microscale.models.families import PRESETS
 
 CARDS = ("gb10", "rtx5090", "rtxpro6000", "h200")

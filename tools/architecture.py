@@ -46,7 +46,7 @@ MAY_NOT_IMPORT: dict[str, set[str]] = {
     "explain": {"server", "cli"},
 }
 # Folder of the server → what else of the server it may import. The APIs meet in what they share, not in each other.
-BASICS = {"errors", "options"}
+BASICS = {"error_texts", "options"}
 SHARED_BY_APIS = BASICS | {"generation", "host", "http", "requests"}
 SERVER_MAY_IMPORT: dict[str, set[str]] = {
     "http": BASICS,
@@ -78,7 +78,7 @@ FEATURES_ASKED: dict[str, set[str]] = {
 # The registries of families and formats, and the reader of draft heads, whose files name the family of their layers.
 MAY_NAME_FAMILIES = {
     "models/families.py",
-    "models/published.py",
+    "models/known_checkpoints.py",
     "text/formats.py",
     "models/draft_heads/config_file.py",
 }

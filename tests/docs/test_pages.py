@@ -21,7 +21,7 @@ from tools.docs.links import anchors, for_site, in_prose, lists, section, slug
 from tools.docs.reference import commands, flags, routes
 from tools.lock import read
 
-PUBLISHED = ROOT / "src/microscale/hardware/published.json"
+PUBLISHED = ROOT / "src/microscale/hardware/speeds_of_others.json"
 DGX = "docs/start/dgx_spark.md"
 
 

@@ -19,8 +19,8 @@ from microscale.engine.graphs import GraphCounts
 from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise

@@ -16,8 +16,8 @@ from microscale.engine.limits import Limits
 from microscale.engine.process.service import MAX_COMPILING, Service
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
 from microscale.errors import BadRequest, QueueFull, Unsupported
 from microscale.models.config import LayerKind
 from microscale.text.grammar import Schema, Turn

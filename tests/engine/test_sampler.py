@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.reading import NextToken
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
+from microscale.engine.sampling_state import Sampler
+from microscale.engine.token_readback import NextToken
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling.spec import Sampled, SamplingBatch

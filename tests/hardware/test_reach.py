@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microscale.hardware import KNOWN
-from microscale.hardware.reach import CARDS, MEMORY_TYPES, reach
+from microscale.hardware.reachable_bandwidth import CARDS, MEMORY_TYPES, reach
 
 
 def test_every_card_has_a_reachable_bandwidth_below_its_sheet_with_a_source() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from microscale.errors import Unsupported
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.hardware.families import SM90, SM120
+from microscale.hardware.cards import SM90, SM120
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.experts import ExpertGemm, ExpertShape
 from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, GemmTile, choose, possible

@@ -26,8 +26,8 @@ from microscale.hardware.triton_faults import (
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.outline import outline
 from microscale.planning import registry
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.ops import Activations
-from microscale.planning.oracle import Preference
 from microscale.planning.paths import PATH_LISTS
 from microscale.planning.plan import Setup, make_plan
 from microscale.planning.precision import make_precision

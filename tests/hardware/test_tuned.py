@@ -11,7 +11,7 @@ import pytest
 
 from microscale.errors import BadSetting
 from microscale.hardware import FAMILY_OF_SM, GENERIC, known
-from microscale.hardware.families import SM90
+from microscale.hardware.cards import SM90
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.gemm import GemmCase, GemmPath, GemmTile, choose, possible
 from microscale.hardware.tiles.tuned import Kernels, Measurement, Section, TunedTile

@@ -12,7 +12,7 @@ import triton.language as tl
 from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import Feature, Gpu, known
-from microscale.hardware.families import SM90
+from microscale.hardware.cards import SM90
 from microscale.hardware.tiles.gemm import GemmTile
 from microscale.kernels import layouts, mxfp8_jit
 from microscale.kernels import operands_jit as jit

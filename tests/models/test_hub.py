@@ -23,7 +23,7 @@ from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
 from microscale.explain import Question, explain
 from microscale.models import hub
 from microscale.models.families import find_config
-from microscale.models.published import PUBLISHED, hub_id, preset_of
+from microscale.models.known_checkpoints import PUBLISHED, hub_id, preset_of
 from support.fake_hub import COMMIT, FakeHub, serve_hub
 from support.tiny_checkpoints import CASES, write_hf
 

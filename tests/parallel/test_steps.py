@@ -17,8 +17,8 @@ from microscale.engine.pages import PagePool
 from microscale.engine.ranks.messages import Draft, HeldPages, RankRow, RankStep, decode_for_follower, encode
 from microscale.engine.ranks.steps import MirroredPages, StepReader, StepWriter, largest_suffice
 from microscale.engine.request import Request
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.work import Work
 from microscale.errors import BadMessage

@@ -14,9 +14,9 @@ from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.kernels.op import Cost, Implementation, Reason
 from microscale.planning import registry
+from microscale.planning.choose_kernel import WORTH, Freedom, decide, decide_layer
 from microscale.planning.decision import Plan
 from microscale.planning.ops import BUCKETS, Activations, DenseWeights, Ops, Preference, SmallSpec
-from microscale.planning.oracle import WORTH, Freedom, decide, decide_layer
 from support.measured_rows import measured_us
 
 GATE = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)

@@ -17,7 +17,7 @@ from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
-from microscale.engine.sampler import Sampler
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.work import Work

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.sampler import Drawn, Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Drawn, Sampler
 from support.fast_sampling import all_rows
 from support.sampling import sampling_on_cpu
 

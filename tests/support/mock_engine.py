@@ -11,8 +11,8 @@ from microscale.engine.limits import Limits
 from microscale.engine.output import Output
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.speculation import Speculation
 from microscale.models.config import LayerKind

@@ -12,7 +12,7 @@ from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
-from microscale.engine.sampler import Sampler
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.models.config import LayerKind
 from support.mock_runner import MockRunner

@@ -54,7 +54,7 @@ def explain(
     """
     from microscale.explain import Question, render
     from microscale.explain import explain as run_explain
-    from microscale.planning.oracle import Preference
+    from microscale.planning.choose_kernel import Preference
     from microscale.planning.precision import make_precision
 
     env = settings.load()

@@ -28,13 +28,13 @@ from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.graphs import GraphCounts
 from microscale.engine.output import Output, Stats
 from microscale.engine.pending_step import PendingStep, score_prompts
-from microscale.engine.reading import NextToken
 from microscale.engine.request import Finish, Request
 from microscale.engine.runner import take_rows
-from microscale.engine.sampler import Sampler
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.token_readback import NextToken
 from microscale.engine.work import Work
 from microscale.errors import BadRequest, MicroscaleError
 from microscale.planning.ops import Logits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import Drawn, Sampler
+from microscale.engine.sampling_state import Drawn, Sampler
 from microscale.engine.work import Work
 from microscale.errors import MicroscaleError
 

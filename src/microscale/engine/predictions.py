@@ -20,12 +20,12 @@ from typing import Any
 
 from microscale.engine.step_times import StepTimes, total
 from microscale.hardware import card_name
-from microscale.hardware.reach import reach
+from microscale.hardware.reachable_bandwidth import reach
+from microscale.models.known_checkpoints import preset_of
 from microscale.models.outline import Outline
-from microscale.models.published import preset_of
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Activations
-from microscale.planning.oracle import Preference
 from microscale.planning.plan import Setup, estimated
 
 FILE = Path(__file__).parent / "predictions.json"

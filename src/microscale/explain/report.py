@@ -16,16 +16,16 @@ from microscale.engine.step_times import StepPart, StepTimes
 from microscale.errors import BadSetting
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_draft_source
 from microscale.hardware.links import CardLink, Wait, link_between
-from microscale.hardware.published import Published, published
-from microscale.hardware.reach import reach
+from microscale.hardware.reachable_bandwidth import reach
+from microscale.hardware.speeds_of_others import Published, published
 from microscale.hardware.unified import PAGE_CACHE, System, systems
 from microscale.models.families import LoadFormat, ModelConfig, find_config
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import Shard
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.decision import Plan
 from microscale.planning.estimate import Estimate
 from microscale.planning.ops import Activations
-from microscale.planning.oracle import Preference
 from microscale.planning.plan import Setup, estimated
 from microscale.planning.precision import EXACT, Precision
 

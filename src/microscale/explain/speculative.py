@@ -16,7 +16,7 @@ from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict, preset_
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.engine.speculation.length import DraftCosts, acceptance_for, tokens_of
 from microscale.errors import BadSetting
-from microscale.hardware.published import PublishedDrafts, published_drafts
+from microscale.hardware.speeds_of_others import PublishedDrafts, published_drafts
 from microscale.models import embedded
 from microscale.models.config import OWN_FORMATS, HeadFormats
 from microscale.models.draft_heads.config import PRESETS

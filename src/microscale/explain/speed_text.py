@@ -10,7 +10,7 @@ from rich.markup import escape
 from microscale.engine.predictions import Basis, Phase, Point
 from microscale.engine.step_times import total
 from microscale.explain.report import JoinedPoint, Report
-from microscale.hardware.reach import reach
+from microscale.hardware.reachable_bandwidth import reach
 from microscale.planning.plan import uncapturable
 
 WIDTH = 80

@@ -1,6 +1,6 @@
 """The place for GPU knowledge: what cards there are and what they can do."""
 
-from microscale.hardware.families import (
+from microscale.hardware.cards import (
     CPU_FAMILY,
     FAMILY_OF_SM,
     GENERIC,

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 from microscale.hardware.gpu import known
 
 FILE = Path(__file__).parent / "draft_costs.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from microscale.errors import Unsupported
-from microscale.hardware.families import (
+from microscale.hardware.cards import (
     BEFORE_AMPERE,
     CPU_FAMILY,
     FAMILY_OF_SM,

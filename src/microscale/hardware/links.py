@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 
 FULL_BYTES = 64 << 20
 """From this size on only the bandwidth counts. This is an assumption."""

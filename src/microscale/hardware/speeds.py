@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from microscale.errors import BadSetting
+from microscale.hardware.cards import KNOWN, Family, Gpu
 from microscale.hardware.data_files import read_object, to_record
-from microscale.hardware.families import KNOWN, Family, Gpu
 
 MEASURED_DIR = Path(__file__).parent / "measured"
 NEAR = 2.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from microscale.hardware.families import GIB, Gpu
+from microscale.hardware.cards import GIB, Gpu
 
 PAGE_CACHE = GIB
 """What reading a checkpoint may leave in the page cache."""

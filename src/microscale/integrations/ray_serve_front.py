@@ -28,7 +28,7 @@ from microscale.integrations.prefix_routing import chain_of
 from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import ReplyHead, RoutedRequest, plain_scope, prompt_text
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.app import error_response
 from microscale.server.http.auth import ApiKeys, is_loopback
@@ -90,7 +90,7 @@ class Front:
         request = Request(scope, receive)
         address = (scope.get("server") or ("",))[0]
         if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
-            raise errors.keyless_from_elsewhere()
+            raise error_texts.keyless_from_elsewhere()
         is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         headers = list(scope["headers"])
         body = b""

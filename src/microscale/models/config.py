@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.models.json_object import JsonObject, read_json_object
-from microscale.models.published import refuse_files
+from microscale.models.known_checkpoints import refuse_files
 from microscale.parallel.sharding import Shard
 
 CONFIG = "config.json"

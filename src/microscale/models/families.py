@@ -20,7 +20,7 @@ from microscale.models.gemma4.model import Gemma4
 from microscale.models.gpt_oss import config as gpt_oss
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
-from microscale.models.published import PUBLISHED, check_format, preset_of, refuse_architecture
+from microscale.models.known_checkpoints import PUBLISHED, check_format, preset_of, refuse_architecture
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe

@@ -18,7 +18,7 @@ import huggingface_hub
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.models import embedded
-from microscale.models.published import GGUF, hub_id, refuse_files
+from microscale.models.known_checkpoints import GGUF, hub_id, refuse_files
 
 log = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -46,8 +46,8 @@ from microscale.planning.bound import (
     Small,
     SmallKind,
 )
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.decision import Plan
-from microscale.planning.oracle import Preference
 from microscale.planning.path_cache import LayerChoice, OpT, SpecT
 from microscale.planning.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.planning.precision import EXACT, Precision

@@ -15,9 +15,9 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.op import Activations, Implementation
 from microscale.planning import registry
+from microscale.planning.choose_kernel import Freedom, Preference, decide_layer
 from microscale.planning.decision import Decision, Plan, Rejected
 from microscale.planning.estimate import Estimate, estimate
-from microscale.planning.oracle import Freedom, Preference, decide_layer
 from microscale.planning.precision import BITS, EXACT, Precision
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)

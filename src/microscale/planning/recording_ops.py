@@ -18,8 +18,8 @@ from microscale.kernels.moe.spec import Gate, MoeWeights
 from microscale.kernels.op import Activations
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
+from microscale.planning.choose_kernel import Preference
 from microscale.planning.ops import Ops, dense_spec, moe_spec
-from microscale.planning.oracle import Preference
 from microscale.planning.plan import Use
 from microscale.planning.quantise import Weight
 

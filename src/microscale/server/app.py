@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.anthropic.handler import count_tokens, messages
 from microscale.server.host import Host
@@ -135,7 +135,7 @@ class RunningReply(Response):
             await self._send_error(exchange, error)
         except Exception as error:  # a bug of ours gets a reply too, so that no client waits forever
             log.exception("A request failed.")
-            await self._send_error(exchange, errors.internal(error))
+            await self._send_error(exchange, error_texts.internal(error))
 
     async def _send_error(self, exchange: Exchange, error: MicroscaleError) -> None:
         self._host.metrics.failed(code_of(error))
@@ -173,4 +173,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def by_bug(request: Request, error: Exception) -> Response:
-        return error_response(errors.internal(error), request.scope)
+        return error_response(error_texts.internal(error), request.scope)

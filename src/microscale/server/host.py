@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from microscale.engine.client.client import EngineClient
 from microscale.errors import MicroscaleError
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.http.exchange import Exchange, Record
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
@@ -78,7 +78,7 @@ class Host:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise errors.model_not_found(name, self.names)
+            raise error_texts.model_not_found(name, self.names)
         return name
 
     async def read_request(self, kind: type[B], body: bytes, exchange: Exchange) -> B:

@@ -23,7 +23,7 @@ import uvicorn
 from microscale.engine.client.client import EngineClient
 from microscale.engine.grammar import Vocabulary
 from microscale.errors import BadSetting, EngineDied
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.app import make_app
 from microscale.server.host import Host
 from microscale.server.http.connection import bounded_protocol
@@ -195,7 +195,7 @@ async def _engine_ended(host: Host, end: EngineDied) -> int:
 async def _drain(host: Host, within_s: float, stop: asyncio.Event) -> int:
     """Let open requests finish. A second signal aborts them."""
     stop.clear()
-    host.closing = errors.shutting_down()
+    host.closing = error_texts.shutting_down()
     log.info("Shutting down: open requests have %g s to finish. A second signal stops immediately.", within_s)
     draining = asyncio.create_task(host.engine.drain(within_s))
     again = asyncio.create_task(stop.wait())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.reading import NextToken
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
+from microscale.engine.token_readback import NextToken
 from microscale.errors import BadLogits, BadRequest
 from support.draws import (
     EVERY,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from microscale.hardware import KNOWN
-from microscale.hardware.reach import reach
+from microscale.hardware.reachable_bandwidth import reach
 from microscale_lab.predict.kernel_fit import FitRow, KernelWork, Key, formula, leave_one_out, make_groups, minimise
 from microscale_lab.predict.rates import BOOST_GHZ
 

@@ -19,8 +19,8 @@ from microscale.engine.graph_sizes import decode_key, verify_key
 from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.runner import ModelRunner
-from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Sampler
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec

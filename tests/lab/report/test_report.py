@@ -118,7 +118,7 @@ def _predicted_us() -> float:
     ("changes", "message"),
     [
         ({"schema": 99}, "schema 99"),
-        ({"gpu": made_up()["gpu"] | {"card": None}}, "no row in hardware/families"),
+        ({"gpu": made_up()["gpu"] | {"card": None}}, "no row in hardware/cards"),
         ({"measured": False}, "made without a GPU"),
         ({"kernels": {"cases": 3, "failed": [{"op": "moe"}]}}, "1 kernels were wrong"),
         ({"rows": [made_up()["rows"][0] | {"us": 1.0}]}, "faster than gb10 can be"),

@@ -14,7 +14,7 @@ import torch
 
 from microscale.errors import BadSetting, MicroscaleError, Unsupported
 from microscale.hardware import Gpu, cpu, known
-from microscale.hardware.families import SM90
+from microscale.hardware.cards import SM90
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.experts import ExpertGemm
 from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmPath

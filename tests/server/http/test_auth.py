@@ -9,7 +9,7 @@ import pytest
 
 from microscale.errors import MicroscaleError
 from microscale.server.app import error_response
-from microscale.server.errors import RequestError
+from microscale.server.error_texts import RequestError
 from microscale.server.http.auth import AllowedHosts, ApiKeys
 from microscale.server.http.connection import owner_of
 from microscale.server.openai.responses.store import ResponseStore, StoredResponse

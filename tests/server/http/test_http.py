@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from microscale.errors import BadSetting
-from microscale.server.errors import RequestError
+from microscale.server.error_texts import RequestError
 from microscale.server.http.cors import Cors
 from microscale.server.http.read_body import unzip
 from microscale.server.options import read_origins

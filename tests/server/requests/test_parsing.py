@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.openai.chat.schema import ChatRequest
 from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.requests.base import Body

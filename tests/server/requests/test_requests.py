@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.openai.chat.schema import ChatRequest
 from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.requests.base import IGNORED_HEADER, MAX_NAMED

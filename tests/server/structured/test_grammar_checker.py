@@ -10,7 +10,7 @@ import pytest
 
 from microscale.engine.grammar import Vocabulary
 from microscale.errors import QueueFull
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.structured import grammar_checker
 from microscale.server.structured.grammar_checker import GrammarChecker, GrammarPart
 

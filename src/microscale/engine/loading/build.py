@@ -22,7 +22,7 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.engine.pages import PagePool
 from microscale.engine.predictions import BATCHES, Point, make_points
 from microscale.engine.runner import Model, ModelRunner
-from microscale.engine.sampler import Sampler
+from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.drafter import DraftTarget
 from microscale.engine.speculation.length import DraftCosts

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cache
 from itertools import product
 
-from microscale.hardware.families import Family, Feature, Gpu
+from microscale.hardware.cards import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 HEAD_DIMS = (64, 128, 256, 512)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from microscale.hardware.families import SM86, SM89, Family, Gpu
+from microscale.hardware.cards import SM86, SM89, Family, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 COLUMNS = (8, 16, 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from microscale.hardware.families import Family, Gpu
+from microscale.hardware.cards import Family, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 ANY_LOAD = float(1 << 20)

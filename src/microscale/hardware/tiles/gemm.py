@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from microscale.errors import Unsupported
-from microscale.hardware.families import Family, Feature, Gpu
+from microscale.hardware.cards import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 BLOCK_MS = (16, 32, 64, 128)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 NEVER = 1 << 20

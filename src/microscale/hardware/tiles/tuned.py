@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from microscale.errors import BadSetting
+from microscale.hardware.cards import Family
 from microscale.hardware.data_files import read_object, to_record
-from microscale.hardware.families import Family
 
 TUNED_DIR = Path(__file__).parents[1] / "tuned"
 AGAIN = "run `microscale tune` to write it again"

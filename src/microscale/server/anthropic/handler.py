@@ -9,7 +9,7 @@ from contextlib import aclosing
 from msgspec import UNSET
 
 from microscale.engine.request import Finish
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.anthropic import to_chat
 from microscale.server.anthropic.output_blocks import MessageBlocks
 from microscale.server.anthropic.replies import (
@@ -29,7 +29,7 @@ from microscale.server.anthropic.replies import (
 )
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
 from microscale.server.generation.engine_requests import num_choices, requests, turn_params
@@ -85,7 +85,7 @@ class Messages:
         chat, output_format, prompt = await _prompt(host, request, num_bytes)
         room = host.max_model_len - len(prompt.tokens)
         if room < 1:
-            raise errors.anthropic_context_length_exceeded(len(prompt.tokens), host.max_model_len - 1)
+            raise error_texts.anthropic_context_length_exceeded(len(prompt.tokens), host.max_model_len - 1)
         self._is_cut_short = request.max_tokens > room
         params = await turn_params(host, chat, prompt, output_format, fields, max(1, request.max_tokens))
         asked = requests(self._record, fields, [(prompt.tokens, params)], 1)

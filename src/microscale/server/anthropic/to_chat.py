@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.anthropic.input_blocks import (
     AnthropicMessage,
     Block,
@@ -25,7 +25,7 @@ from microscale.server.anthropic.input_blocks import (
 )
 from microscale.server.anthropic.request import BILLING, ClientTool, CountRequest, HostedTool
 from microscale.server.anthropic.thinking import carried, effort_of
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.options import RequestLimits
 from microscale.server.requests.base import MANY
 from microscale.server.requests.chat import (
@@ -54,9 +54,9 @@ def chat_fields(request: CountRequest, limits: RequestLimits) -> ChatFields:
     messages = [*_instructions(request), *_conversation(request.messages)]
     most = min(limits.max_messages, MANY)
     if not messages:
-        raise errors.not_readable("messages")
+        raise error_texts.not_readable("messages")
     if len(messages) > most:
-        raise errors.too_many("messages", len(messages), most, "messages")
+        raise error_texts.too_many("messages", len(messages), most, "messages")
     choice = request.tool_choice
     return ChatFields(
         messages=messages,
@@ -104,7 +104,7 @@ def _add_assistant(builder: MessageBuilder, blocks: Sequence[Block], where: str)
         elif isinstance(block, ToolUseBlock):
             builder.call(block.id, block.name, arguments_of(block.input))
         elif block is not None and not isinstance(block, RedactedBlock):
-            raise errors.wrong_block(f"{where}[{at}]", "assistant", block.type)
+            raise error_texts.wrong_block(f"{where}[{at}]", "assistant", block.type)
 
 
 def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks: Sequence[Block], where: str) -> None:
@@ -119,7 +119,7 @@ def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks:
         if isinstance(block, ToolResultBlock):
             builder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
         elif block is not None:
-            raise errors.wrong_block(f"{where}[{at}]", role, block.type)
+            raise error_texts.wrong_block(f"{where}[{at}]", role, block.type)
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -154,7 +154,7 @@ def output_format_of(request: CountRequest, limits: RequestLimits) -> OutputForm
     config = request.output_config
     new = None if config is None else config.format
     if new is not None and request.output_format is not None:
-        raise errors.two_formats("output_config.format", "output_format")
+        raise error_texts.two_formats("output_config.format", "output_format")
     wanted, where = (new, "output_config.format") if new is not None else (request.output_format, "output_format")
     if wanted is None:
         return None
@@ -198,7 +198,7 @@ def tool_choice_of(request: CountRequest) -> Literal["none", "auto", "required"]
     name = choice.name or ""
     for tool in request.tools or ():
         if isinstance(tool, HostedTool) and name in (tool.name, tool.type):
-            raise errors.hosted_tool_chosen(name)
+            raise error_texts.hosted_tool_chosen(name)
     return NamedTool(type="function", function=FunctionName(name=name))
 
 

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.host import Host
 from microscale.server.options import RequestLimits
 from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Content, ToolMessage
@@ -63,7 +63,7 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
         end=_end(chat),
     )
     if len(chat.messages) > host.limits.max_messages:
-        raise errors.too_many("messages", len(chat.messages), host.limits.max_messages, "messages")
+        raise error_texts.too_many("messages", len(chat.messages), host.limits.max_messages, "messages")
     prompt = host.chat_format.rendered(_conversation(chat), options)
     one_call = bool(tools) and chat.parallel_tool_calls is False
     stops = host.chat_format.stops | ({host.chat_format.call_end} if one_call else set())
@@ -104,7 +104,7 @@ def offered(chat: ChatFields, limits: RequestLimits) -> tuple[Tool, ...]:
     """The tools in the prompt. With ``tool_choice: none`` there are none, so the model cannot call one."""
     specs = chat.tools or []
     if len(specs) > limits.max_tools:
-        raise errors.too_many("tools", len(specs), limits.max_tools, "tools")
+        raise error_texts.too_many("tools", len(specs), limits.max_tools, "tools")
     for number, spec in enumerate(specs):
         if spec.function.parameters is not None:
             check_schema(spec.function.parameters, f"tools[{number}].function.parameters", limits)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.text.events import Flaw, TextKind
 from microscale.text.output import ChatOutput, Delta, PlainOutput, joined
 
@@ -99,9 +99,9 @@ class ChoiceOutput:
 
 def _ending(last: Output) -> Finish | None:
     if last.finish is Finish.ERROR:
-        raise last.error or errors.failed_in_engine()
+        raise last.error or error_texts.failed_in_engine()
     if last.finish is Finish.ABORT:
-        raise errors.cut_off_by_shutdown()
+        raise error_texts.cut_off_by_shutdown()
     return last.finish
 
 

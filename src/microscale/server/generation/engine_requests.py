@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.generation.chat_prompt import ChatPrompt
 from microscale.server.host import Host
 from microscale.server.http.exchange import Record
@@ -31,14 +31,14 @@ def sampling_params(
     room = host.max_model_len - num_prompt
     # A request that only scores its prompt needs no room for an answer.
     if room < (0 if max_tokens == 0 else 1):
-        raise errors.context_length_exceeded(num_prompt, host.max_model_len)
+        raise error_texts.context_length_exceeded(num_prompt, host.max_model_len)
     bias = fields.logit_bias or {}
     if len(bias) > host.limits.max_logit_bias:
-        raise errors.too_long("logit_bias", len(bias), "tokens", host.limits.max_logit_bias)
+        raise error_texts.too_long("logit_bias", len(bias), "tokens", host.limits.max_logit_bias)
     num_tokens = room if max_tokens is None else min(max_tokens, room)
     least = fields.min_tokens or 0
     if max_tokens is not None and least > max_tokens:
-        raise errors.min_tokens_above_max(least, max_tokens)
+        raise error_texts.min_tokens_above_max(least, max_tokens)
     return SamplingParams(
         max_tokens=num_tokens,
         temperature=1.0 if fields.temperature is None else fields.temperature,
@@ -87,13 +87,13 @@ def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
     limits = host.limits
     n = fields.n or 1
     if n > limits.max_n:
-        raise errors.out_of_range("n", f"at most {limits.max_n}")
+        raise error_texts.out_of_range("n", f"at most {limits.max_n}")
     if n * num_prompts > limits.max_choices:
-        raise errors.too_many(
+        raise error_texts.too_many(
             f"choices ({num_prompts} prompts times n = {n})", n * num_prompts, limits.max_choices, "prompt"
         )
     if len(fields.stops) > limits.max_stop_strings:
-        raise errors.too_long("stop", len(fields.stops), "strings", limits.max_stop_strings)
+        raise error_texts.too_long("stop", len(fields.stops), "strings", limits.max_stop_strings)
     return n
 
 

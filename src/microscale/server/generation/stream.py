@@ -13,7 +13,7 @@ from microscale.engine.client.client import EngineClient
 from microscale.engine.client.stream import Stream
 from microscale.engine.output import Output
 from microscale.engine.request import Request
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
@@ -67,7 +67,7 @@ async def generate(
                 if not outputs:
                     continue
                 if len(outputs) > host.limits.max_unread_tokens:
-                    raise errors.slow_reader(len(outputs))
+                    raise error_texts.slow_reader(len(outputs))
                 if clock.is_first(at):
                     prompt = id(asked[at].prompt)
                     cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)

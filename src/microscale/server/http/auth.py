@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.http.connection import OWNER
 
 Refuse = Callable[[MicroscaleError, Scope], Response]
@@ -37,7 +37,7 @@ class ApiKeys:
         if self._keys and scope["type"] == "http" and scope["path"] not in self._keyless:
             owner = self.owner(scope)
             if owner is None:
-                await self._refuse(errors.api_key_missing(), scope)(scope, receive, send)
+                await self._refuse(error_texts.api_key_missing(), scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})[OWNER] = owner
         await self._app(scope, receive, send)
@@ -72,7 +72,7 @@ class AllowedHosts:
         if scope["type"] == "http" and is_loopback((scope.get("server") or ("",))[0]):
             name = _name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             if not self._allows(name):
-                await self._refuse(errors.host_not_allowed(name), scope)(scope, receive, send)
+                await self._refuse(error_texts.host_not_allowed(name), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from microscale import errors as base
 from microscale.errors import BadRequest, MicroscaleError
-from microscale.server.errors import BadField, RequestError
+from microscale.server.error_texts import BadField, RequestError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import ClassVar
 from starlette.types import Scope, Send
 
 from microscale.errors import MicroscaleError
-from microscale.server.errors import SlowReader
+from microscale.server.error_texts import SlowReader
 from microscale.server.http.connection import WIRE, Wire
 from microscale.server.http.error_replies import error_reply
 from microscale.server.options import RequestLimits

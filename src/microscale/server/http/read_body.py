@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.options import RequestLimits
 
 DISCARD_FACTOR = 64
@@ -21,16 +21,16 @@ async def read_body(request: Request, limits: RequestLimits) -> bytes:
     Only JSON is accepted: any web page can make a browser send other types to a local server without a preflight.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise errors.not_json()
+        raise error_texts.not_json()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip"):
-        raise errors.unknown_encoding(encoding)
+        raise error_texts.unknown_encoding(encoding)
     stream = request.stream()
     try:
         async with asyncio.timeout(limits.read_timeout_s):
             packed = await _read(request, stream, limits)
     except TimeoutError:
-        raise errors.body_timeout(limits.read_timeout_s) from None
+        raise error_texts.body_timeout(limits.read_timeout_s) from None
     return packed if encoding == "identity" else unzip(packed, limits.max_body_bytes)
 
 
@@ -40,14 +40,14 @@ async def _read(request: Request, stream: AsyncIterator[bytes], limits: RequestL
         # A client that waits for "100 Continue" sends no body after this reply.
         if request.headers.get("expect", "").lower() != "100-continue":
             await _discard(stream, limits)
-        raise errors.body_too_large(limits.max_body_bytes)
+        raise error_texts.body_too_large(limits.max_body_bytes)
     pieces: list[bytes] = []
     size = 0
     async for piece in stream:
         size += len(piece)
         if size > limits.max_body_bytes:
             await _discard(stream, limits)
-            raise errors.body_too_large(limits.max_body_bytes)
+            raise error_texts.body_too_large(limits.max_body_bytes)
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -68,9 +68,9 @@ def unzip(packed: bytes, most: int) -> bytes:
     try:
         data = unpacker.decompress(packed, most + 1)
     except zlib.error as error:
-        raise errors.bad_gzip(str(error)) from None
+        raise error_texts.bad_gzip(str(error)) from None
     if len(data) > most:
-        raise errors.body_too_large(most)
+        raise error_texts.body_too_large(most)
     if not unpacker.eof or unpacker.unused_data:
-        raise errors.bad_gzip("it is cut off, or other data follows it")
+        raise error_texts.bad_gzip("it is cut off, or other data follows it")
     return data

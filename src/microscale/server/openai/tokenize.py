@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from microscale.server import errors
-from microscale.server.errors import BadField
+from microscale.server import error_texts
+from microscale.server.error_texts import BadField
 from microscale.server.generation.chat_prompt import render
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
@@ -77,7 +77,7 @@ async def detokenize(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_model(request.model)
     largest, size = max(request.tokens, default=0), host.engine.ready.vocab_size
     if largest >= size:
-        raise errors.token_not_in_vocabulary(largest, size)
+        raise error_texts.token_not_in_vocabulary(largest, size)
     await exchange.json(
         await host.off_loop(
             len(body), lambda: encode(Detokenized(host.tokenizer.decode(request.tokens, show_control=True)))

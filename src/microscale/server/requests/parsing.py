@@ -9,8 +9,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from microscale.server import errors
-from microscale.server.errors import BadField
+from microscale.server import error_texts
+from microscale.server.error_texts import BadField
 from microscale.server.requests.base import MANY, Body, Ignored, ignored_keys
 
 T = TypeVar("T", bound=Body)
@@ -21,7 +21,7 @@ MAX_CONTAINERS = 2 * MANY
 def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[Ignored]]:
     """The request and its ignored keys. ``strict`` refuses all but the harmless ones."""
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise errors.unreadable_body(f"it has more than {MAX_CONTAINERS} brackets")
+        raise error_texts.unreadable_body(f"it has more than {MAX_CONTAINERS} brackets")
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
@@ -35,7 +35,7 @@ def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[
 def refuse_unknown(ignored: Sequence[Ignored]) -> None:
     for key in ignored:
         if not key.is_harmless:
-            raise errors.unknown_field(key.path)
+            raise error_texts.unknown_field(key.path)
 
 
 # Pydantic includes the chosen variant of a union in the location of an error.
@@ -58,7 +58,7 @@ def _explain(error: ValidationError) -> BadField:
     if field is not None and first["type"] in _OURS:
         where = f"{where}.{field}" if where else str(field)
     if not where:
-        return errors.unreadable_body(first["msg"])
+        return error_texts.unreadable_body(first["msg"])
     return BadField(f"{where[:200]}: {first['msg']}.", where[:200], _code(first))
 
 

@@ -22,7 +22,7 @@ from microscale.engine.grammar import Vocabulary
 from microscale.engine.protocol.frames import HEADER, frame
 from microscale.engine.protocol.messages import error_of
 from microscale.errors import BadRequest
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.structured.grammar_worker import GrammarError, WorkerVocabulary
 
 COMMAND = (sys.executable, "-P", "-m", "microscale.server.structured.grammar_worker")
@@ -66,7 +66,7 @@ class GrammarChecker:
         whole = parts[-1].grammar
         if not self._is_known(whole):
             if self._num_waiting >= MAX_WAITING:
-                raise errors.grammar_queue_full(MAX_WAITING)
+                raise error_texts.grammar_queue_full(MAX_WAITING)
             self._num_waiting += 1
             try:
                 async with self._turn:
@@ -80,7 +80,7 @@ class GrammarChecker:
             error = error_of(result.kind, result.text)
             if not isinstance(error, BadRequest):
                 raise error
-            raise errors.grammar_rejected(parts[min(result.index, len(parts) - 1)].where, result.text)
+            raise error_texts.grammar_rejected(parts[min(result.index, len(parts) - 1)].where, result.text)
 
     async def close(self) -> None:
         process = self._process
@@ -140,9 +140,9 @@ class GrammarChecker:
             async with asyncio.timeout(START_S):
                 error = await _exchange(process, msgspec.msgpack.encode(message))
         except TimeoutError:
-            raise errors.grammar_worker_failed(f" within {START_S:g} s") from None
+            raise error_texts.grammar_worker_failed(f" within {START_S:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise errors.grammar_worker_failed() from None
+            raise error_texts.grammar_worker_failed() from None
         if error is not None:
             raise error_of(error.kind, error.text)
         return process

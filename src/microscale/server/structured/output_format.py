@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.host import Host
 from microscale.server.options import RequestLimits
 from microscale.server.requests.response_format import JsonFormat, SchemaFields, SchemaFormat, StructuredFields
@@ -42,7 +42,7 @@ def output_format_of(fields: StructuredFields, limits: RequestLimits) -> OutputF
     """The request's output format; more than one is refused."""
     formats = [*_openai(fields, limits), *_vllm(fields, limits)]
     if len(formats) > 1:
-        raise errors.two_formats(formats[0].where, formats[1].where)
+        raise error_texts.two_formats(formats[0].where, formats[1].where)
     return formats[0] if formats else None
 
 
@@ -97,9 +97,9 @@ def _form(kind: str, where: str, value: Any, limits: RequestLimits) -> Form:
         return Schema(schema)
     size = len(value) if isinstance(value, str) else sum(map(len, value))
     if size > limits.max_schema_bytes:
-        raise errors.too_long(where, size, "characters", limits.max_schema_bytes)
+        raise error_texts.too_long(where, size, "characters", limits.max_schema_bytes)
     if not size:
-        raise errors.empty(where)
+        raise error_texts.empty(where)
     if kind == "regex":
         return grammars.regex(value)
     return grammars.choice(value) if kind == "choice" else Lark(_lark(value, where))
@@ -112,21 +112,21 @@ def _lark(text: str, where: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # the library raises the base class itself for a missing rule
-        raise errors.invalid_ebnf(where, str(error)) from None
+        raise error_texts.invalid_ebnf(where, str(error)) from None
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise errors.invalid_schema(where, error) from None
+        raise error_texts.invalid_schema(where, error) from None
 
 
 def check_schema(schema: Mapping[str, Any], where: str, limits: RequestLimits) -> None:
     """Refuse a schema that is too large or too deep before anything walks through it."""
     size = len(msgspec.json.encode(schema))
     if size > limits.max_schema_bytes:
-        raise errors.too_long(where, size, "bytes", limits.max_schema_bytes)
+        raise error_texts.too_long(where, size, "bytes", limits.max_schema_bytes)
     level: list[object] = [schema]
     for _ in range(limits.max_schema_depth):
         level = [
@@ -136,4 +136,4 @@ def check_schema(schema: Mapping[str, Any], where: str, limits: RequestLimits) -
         ]
         if not level:
             return
-    raise errors.too_deep(where, limits.max_schema_depth)
+    raise error_texts.too_deep(where, limits.max_schema_depth)

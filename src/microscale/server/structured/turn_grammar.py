@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microscale.engine.sampling_params import MAX_GRAMMAR
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.host import Host
 from microscale.server.requests.chat import ChatFields, NamedTool, ToolSpec
 from microscale.server.requests.response_format import StructuredFields
@@ -42,7 +42,7 @@ async def turn_grammar(
     _refuse_conflicts(sampling)
     if chat.continue_final_message or chat.add_generation_prompt is False:
         name = "continue_final_message" if chat.continue_final_message else "add_generation_prompt"
-        raise errors.conflicts_with_format(name)
+        raise error_texts.conflicts_with_format(name)
     answer = output_format if output_format is not None and not must_call else None
     calls, parts = _calls(host.chat_format, tools)
     if answer is not None:
@@ -52,7 +52,7 @@ async def turn_grammar(
     whole = host.chat_format.turn_grammar(Turn(form, calls, must_call, one_call, begun))
     where = parts[-1].where if parts else "tools"
     if len(whole) > MAX_GRAMMAR:
-        raise errors.too_long(where, len(whole), "characters with all other formats", MAX_GRAMMAR)
+        raise error_texts.too_long(where, len(whole), "characters with all other formats", MAX_GRAMMAR)
     await host.grammars.check([*parts, GrammarPart(whole, where)])
     return whole
 
@@ -65,7 +65,7 @@ def _calls(
         for at, spec in tools:
             if spec.function.strict:
                 where = f"tools[{at}].function.strict"
-                raise errors.cannot_be_strict(where, chat_format.FREE_ARGUMENTS)
+                raise error_texts.cannot_be_strict(where, chat_format.FREE_ARGUMENTS)
         return {spec.function.name: ANY_OBJECT for _, spec in tools}, []
     forms = {spec.function.name: _arguments(spec) for _, spec in tools}
     parts = [
@@ -86,18 +86,18 @@ def callable_tools(chat: ChatFields) -> Sequence[tuple[int, ToolSpec]]:
     first = {spec.function.name: at for at, spec in reversed(tools)}
     for at, spec in tools:
         if first[spec.function.name] != at:
-            raise errors.duplicate_tool(at, first[spec.function.name])
+            raise error_texts.duplicate_tool(at, first[spec.function.name])
     choice = chat.tool_choice
     if choice == "none":
         return []
     if choice in (None, "auto"):
         return tools
     if not tools:
-        raise errors.no_tools_to_choose()
+        raise error_texts.no_tools_to_choose()
     if isinstance(choice, NamedTool):
         tools = [(at, spec) for at, spec in tools if spec.function.name == choice.function.name]
         if not tools:
-            raise errors.tool_not_in_tools("tool_choice", choice.function.name)
+            raise error_texts.tool_not_in_tools("tool_choice", choice.function.name)
     return tools
 
 
@@ -105,4 +105,4 @@ def _refuse_conflicts(sampling: SamplingFields) -> None:
     """A format decides where the output ends, so these fields cannot."""
     for name in ("ignore_eos", "min_tokens"):
         if getattr(sampling, name):
-            raise errors.conflicts_with_format(name)
+            raise error_texts.conflicts_with_format(name)

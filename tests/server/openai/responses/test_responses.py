@@ -8,7 +8,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.errors import RequestError
+from microscale.server.error_texts import RequestError
 from microscale.server.openai.responses.input_items import InputMessage
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem, StoredResponse

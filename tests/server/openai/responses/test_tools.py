@@ -10,7 +10,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.errors import BadField
+from microscale.server.error_texts import BadField
 from microscale.server.openai.responses.output_items import Items
 from microscale.server.openai.responses.replies import PieceEvent
 from microscale.server.openai.responses.request import ResponsesRequest

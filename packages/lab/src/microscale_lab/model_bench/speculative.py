@@ -31,12 +31,12 @@ from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.drafting import draft_costs
-from microscale.engine.reading import Reading, SampledLists
 from microscale.engine.request import Request
-from microscale.engine.sampler import Drawn, Sampler
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.sampling_state import Drawn, Sampler
 from microscale.engine.speculation.drafter import Context, Drafter, LaunchedStep
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length, tokens_of
+from microscale.engine.token_readback import Reading, SampledLists
 from microscale.explain.speculative import DraftedStep, drafted_steps
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel

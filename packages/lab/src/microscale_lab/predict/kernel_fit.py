@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 from microscale.hardware.speeds import peak_tflops
 from microscale_lab.predict.rates import STREAMED, issue_rate, reach_of
 

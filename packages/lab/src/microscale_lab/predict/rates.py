@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from microscale.hardware import KNOWN, Feature, Gpu, Peak, card_name
-from microscale.hardware.reach import CARDS, Reach, reach
+from microscale.hardware.reachable_bandwidth import CARDS, Reach, reach
 
 STREAMED = 0.93
 """Share of a plain read's bandwidth that our best kernels reach: lm_head in BF16 91 %, a long decode 90 %."""

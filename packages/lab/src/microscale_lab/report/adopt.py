@@ -46,7 +46,7 @@ def read_report(file: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise BadSetting(f"{file} is a report of schema {schema}; this Microscale reads {SCHEMA}.")
     if card not in KNOWN:
-        raise BadSetting(f"{file} is of {report['gpu']['name']!r}, which has no row in hardware/families.py yet.")
+        raise BadSetting(f"{file} is of {report['gpu']['name']!r}, which has no row in hardware/cards.py yet.")
     if not report["measured"] or not rows:
         raise BadSetting(f"{file} has no measured rows: it was made without a GPU.")
     if failed:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 
 from microscale.engine.request import Finish
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.generation.chat_prompt import ChatPrompt, output_of, render
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of, whole_steps
 from microscale.server.generation.engine_requests import num_choices, requests, turn_params
@@ -45,13 +45,13 @@ class Chat:
         self._name = host.check_model(request.model)
         self._created = int(time.time())
         if request.top_logprobs is not None and not request.logprobs:
-            raise errors.needs("top_logprobs", "logprobs: true")
+            raise error_texts.needs("top_logprobs", "logprobs: true")
 
     async def run(self, num_bytes: int) -> None:
         host, request = self._host, self._request
         n = num_choices(request, 1, host)
         if request.most_tokens == 0:
-            raise errors.out_of_range("max_tokens", "at least 1")
+            raise error_texts.out_of_range("max_tokens", "at least 1")
         output_format = await read_output_format(host, request)
         prompt = await host.off_loop(
             num_bytes, lambda: render(host, request, None if output_format is None else output_format.prompt_format)

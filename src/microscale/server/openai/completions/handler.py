@@ -9,7 +9,7 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, whole_steps
 from microscale.server.generation.engine_requests import num_choices, requests, sampling_params
 from microscale.server.generation.stream import FastPath, generate
@@ -112,7 +112,7 @@ class Completions:
         else:
             lists = [tokens for tokens in prompt if isinstance(tokens, list)]
             if not lists:
-                raise errors.empty("prompt")
+                raise error_texts.empty("prompt")
             return lists
         num_choices(self._request, len(texts), host)
         size = sum(map(len, texts))

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
-from microscale.server.errors import SlowReader
+from microscale.server.error_texts import SlowReader
 from microscale.server.generation.chat_prompt import output_of
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
 from microscale.server.generation.engine_requests import requests, turn_params

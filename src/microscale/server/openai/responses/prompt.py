@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from microscale.server import errors
-from microscale.server.errors import BadField, RequestError
+from microscale.server import error_texts
+from microscale.server.error_texts import BadField, RequestError
 from microscale.server.generation.chat_prompt import ChatPrompt, render
 from microscale.server.host import Host
 from microscale.server.openai.responses.request import ResponsesRequest
@@ -51,7 +51,7 @@ def _previous(host: Host, request: ResponsesRequest, owner: str) -> tuple[Stored
     try:
         return host.stored.get(before, owner).items
     except RequestError as error:
-        raise errors.previous_response_not_found(error) from None
+        raise error_texts.previous_response_not_found(error) from None
 
 
 def _prepared(
@@ -61,7 +61,7 @@ def _prepared(
     messages = messages_of(items, toolbox)
     most = host.limits.max_messages
     if len(messages) > most:
-        raise errors.too_many("messages", len(messages), most, "input")
+        raise error_texts.too_many("messages", len(messages), most, "input")
     chat = chat_fields(request, messages, toolbox)
     wanted = None if request.text is None else request.text.format
     output_format = text_format(None if isinstance(wanted, TextFormat) else wanted, "text.format", host.limits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.openai.responses.input_items import Item
 from microscale.server.options import RequestLimits
 
@@ -72,7 +72,7 @@ class ResponseStore:
         """Raises for a response that is not stored, or belongs to another owner."""
         response = self._responses.get(response_id)
         if response is None or response.owner != owner:
-            raise errors.response_not_found(response_id)
+            raise error_texts.response_not_found(response_id)
         self._responses.move_to_end(response_id)
         return response
 
@@ -80,7 +80,7 @@ class ResponseStore:
         """Raises unless a stored response of ``owner`` contains the item."""
         shared = self._items.get((owner, item_id))
         if shared is None:
-            raise errors.item_not_found(item_id)
+            raise error_texts.item_not_found(item_id)
         return shared.item
 
     def delete(self, response_id: str, owner: str) -> None:

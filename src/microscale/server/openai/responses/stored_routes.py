@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.host import Host
 from microscale.server.http.connection import owner_of
 from microscale.server.http.encoding import encode
@@ -27,9 +27,9 @@ def add_stored_responses(app: FastAPI, host: Host) -> None:
     async def stored_response(response_id: str, request: Request) -> Response:
         stored = host.stored.get(response_id, owner_of(request.scope))
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            raise errors.stored_response_not_streamed("stream", "unsupported_value")
+            raise error_texts.stored_response_not_streamed("stream", "unsupported_value")
         if "starting_after" in request.query_params:
-            raise errors.stored_response_not_streamed("starting_after", "unsupported_parameter")
+            raise error_texts.stored_response_not_streamed("starting_after", "unsupported_parameter")
         return _reply(host, stored.reply, request, ("stream",))
 
     @app.get("/v1/responses/{response_id}/input_items", response_model=None)
@@ -41,7 +41,7 @@ def add_stored_responses(app: FastAPI, host: Host) -> None:
     @app.post("/v1/responses/{response_id}/cancel", response_model=None)
     async def cancel(response_id: str, request: Request) -> Response:
         host.stored.get(response_id, owner_of(request.scope))
-        raise errors.nothing_to_cancel()
+        raise error_texts.nothing_to_cancel()
 
     @app.delete("/v1/responses/{response_id}", response_model=None)
     async def delete_response(response_id: str, request: Request) -> Response:
@@ -53,16 +53,16 @@ def _page(items: Sequence[StoredItem], request: Request) -> ItemList:
     asked = request.query_params
     limit = asked.get("limit", str(DEFAULT_LISTED))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= MOST_LISTED):
-        raise errors.out_of_range("limit", f"a number from 1 to {MOST_LISTED}")
+        raise error_texts.out_of_range("limit", f"a number from 1 to {MOST_LISTED}")
     order = asked.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise errors.out_of_range("order", "asc or desc")
+        raise error_texts.out_of_range("order", "asc or desc")
     ordered = list(items) if order == "asc" else list(reversed(items))
     after = asked.get("after")
     if after is not None:
         places = [at for at, item in enumerate(ordered) if item.id == after]
         if not places:
-            raise errors.item_not_in_response(after)
+            raise error_texts.item_not_in_response(after)
         ordered = ordered[places[0] + 1 :]
     page = ordered[: int(limit)]
     data = [_listed(item) for item in page]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.http.encoding import encode
 from microscale.server.openai.responses.input_items import (
     AnyItem,
@@ -145,7 +145,7 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
     if request.instructions:
         instructions.append(TextMessage(role="developer", content=request.instructions))
     if not instructions and not messages:
-        raise errors.not_readable("input")
+        raise error_texts.not_readable("input")
     wanted = None if request.reasoning is None else request.reasoning.effort
     return ChatFields(
         messages=[*instructions, *messages],

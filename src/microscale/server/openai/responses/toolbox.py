@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Literal
 
-from microscale.server import errors
+from microscale.server import error_texts
 from microscale.server.openai.responses.tool_specs import (
     AllowedChoice,
     BuiltInTool,
@@ -117,7 +117,7 @@ class Toolbox:
         """``most``: maximum number of tools, and of tools named in a choice."""
         unwrapped = list(islice(_unwrapped(tools), most + 1))
         if len(unwrapped) > most:
-            raise errors.too_many("or more tools", len(unwrapped), most, "tools")
+            raise error_texts.too_many("or more tools", len(unwrapped), most, "tools")
         counts = Counter(tool.model_name for tool in unwrapped)
         self._all = [_with_namespace(tool) if counts[tool.model_name] > 1 else tool for tool in unwrapped]
         self._passed = {tool.type for tool in tools if isinstance(tool, PassedTool)}
@@ -125,7 +125,7 @@ class Toolbox:
         self.choice: Literal["none", "auto", "required"] | NamedTool | None = None
         if isinstance(choice, AllowedChoice):
             if len(choice.tools) > most:
-                raise errors.too_long("tool_choice", len(choice.tools), "tools", most)
+                raise error_texts.too_long("tool_choice", len(choice.tools), "tools", most)
             self.offered, self.choice = self._allowed(choice), choice.mode
         elif isinstance(choice, NamedChoice):
             name = self._chosen(choice, "tool_choice").model_name
@@ -163,9 +163,9 @@ class Toolbox:
                 return tool
         if choice.type in ("function", "custom"):
             if choice.name is None:
-                raise errors.tool_choice_without_name(where)
-            raise errors.tool_not_in_tools(where, name)
-        raise errors.tool_not_callable(where, choice.type)
+                raise error_texts.tool_choice_without_name(where)
+            raise error_texts.tool_not_in_tools(where, name)
+        raise error_texts.tool_not_callable(where, choice.type)
 
 
 def _with_namespace(tool: OfferedTool) -> OfferedTool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 from microscale.hardware.gpu import card_name
 
 HERE = "measured for this project, docs/benchmarks.md"

@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from microscale.hardware.families import Gpu
+from microscale.hardware.cards import Gpu
 from microscale.hardware.gpu import card_name
 
-FILE = Path(__file__).parent / "published.json"
-DRAFTS_FILE = Path(__file__).parent / "published_drafts.json"
+FILE = Path(__file__).parent / "speeds_of_others.json"
+DRAFTS_FILE = Path(__file__).parent / "drafts_of_others.json"
 RowT = TypeVar("RowT")
 
 

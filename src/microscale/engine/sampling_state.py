@@ -1,7 +1,7 @@
 """From logits to the next tokens and their log-probabilities, for all requests of a step at once.
 
 Owns the state of a request between steps: its seed, how many tokens it has drawn, with penalties which tokens it has
-seen, and with a grammar the state of its matcher. The arithmetic is the op ``sampling``.
+seen, and with a grammar the state of its matcher. The arithmetic and the order of its steps: ``kernels/sampling``.
 
 Drafts are verified by sampling. A request with k drafts has k + 1 rows; row i is drawn as the token after its first i
 drafts would be: with the request's own number u for that place, its bias and its grammar's mask there. Drafts are
@@ -23,8 +23,8 @@ import torch
 
 from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.grammar import Grammars, Matcher
-from microscale.engine.reading import NextToken, Reading, SampledLists
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.token_readback import NextToken, Reading, SampledLists
 from microscale.errors import Unsupported
 from microscale.planning.following import follow
 from microscale.planning.ops import PROMPT_BIT, Bias, History, Logits, SampleStatus, Sampling, SamplingBatch
