@@ -51,7 +51,7 @@ def expect_clean(page: Page, axe: str) -> None:
     assert page.evaluate(RUN) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("size", ["wide", "narrow"])
 def test_the_chat(open_page: Open, axe: str, scheme: str, size: str, tmp_path: Path) -> None:
     with open_page(SEEDS["formulas"]) as page:
@@ -78,7 +78,7 @@ def test_the_chat(open_page: Open, axe: str, scheme: str, size: str, tmp_path: P
         expect_clean(page, axe)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_the_other_views(open_page: Open, axe: str, scheme: str) -> None:
     with open_page(SEEDS["markdown"]) as page:
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import expect
 
 from support.live_server import SEEDS as PLAIN
@@ -71,6 +72,7 @@ def test_katex_is_loaded_with_the_first_formula(open_page: Open) -> None:
         assert {url.rsplit("/", 1)[1] for url in asked} >= {"katex.min.js", "katex.min.css"}
 
 
+@pytest.mark.nightly
 def test_many_formulas_take_no_longer_than_their_number(open_page: Open) -> None:
     with open_page() as page:
         page.evaluate(STREAM, [r"First \(a\)", r", then \(b"])  # loads KaTeX

@@ -220,6 +220,7 @@ def test_a_server_that_is_gone_has_no_figures(open_page: Open) -> None:
         expect(page.locator("#running-lead")).to_contain_text(re.compile("on NVIDIA GeForce RTX 5090"))
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_has_no_figures(open_page: Open) -> None:
     with open_page(PLAIN["answer"]) as page:
         page.get_by_role("link", name="What is running").click()

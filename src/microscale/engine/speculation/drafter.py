@@ -6,7 +6,7 @@
     request ends          ──► forget(request_id)
 
 A draft is a list of single tokens, without probabilities: the engine draws the model's own token at each place and
-accepts drafts as long as they are equal (``engine/sampling_state``). So any drafter is exact, and a bad one is only slow.
+accepts drafts as long as they are equal. So any drafter is exact, and a bad one is only slow.
 
 A drafter that is a model (``head``) reads the target's steps on the device, before their tokens are read. It is
 attached to the engine once (``DraftTarget``).
