@@ -1,5 +1,6 @@
 """The model families, and the one place that lists them. A model's family is known by a preset's name, by
-``model_type`` in its config.json, or by its config's type."""
+``model_type`` in its config.json, or by its config's type. Published checkpoints are in ``known_checkpoints``, chat
+formats in ``text/formats``."""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ the efficiency measured for its family, or stated by the implementation. A layer
 copy of its weights, so ``decide_layer`` first chooses the physical layout that is fastest over all of them and then,
 within it, the best for each. Where activations may be quantised, an implementation that does so must earn it: it
 wins only when it is faster by ``WORTH``. So must one whose speed is stated against one whose speed was measured: it
-wins only when it is faster by ``DOUBT``.
+wins only when it is faster by ``DOUBT``. Every candidate that loses keeps the reason, which ``explain`` prints.
+
+Which path runs a batch within the chosen implementation, and why not another, is decided in ``paths``.
 """
 
 from __future__ import annotations

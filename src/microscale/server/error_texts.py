@@ -1,6 +1,6 @@
-"""Every error of the server in one place: its text, and its status where that is not 400.
+"""The texts of the server's errors, and the status of each where that is not 400.
 
-The engine's errors get their status in ``http/error_replies.py``, which also makes the JSON;
+Errors of the engine, such as a full queue, have their text where the engine raises them; they get their status in ``http/error_replies.py``, which also makes the JSON;
 ``anthropic/error_replies.py`` does that for Anthropic's clients. Why a field or a value is not supported is written
 next to that field, in the ``ONLY`` tables of the request models (``requests/fields.py`` and each API's request module).
 """

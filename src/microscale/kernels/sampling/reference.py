@@ -1,4 +1,7 @@
-"""``sampling`` as plain torch in float64 on any device: one row after the other, with a whole sort."""
+"""``sampling`` as plain torch in float64 on any device: one row after the other, with a whole sort.
+
+The steps and their order are the contract in ``spec``; the kernels in ``blocked`` follow it too.
+"""
 
 from __future__ import annotations
 
