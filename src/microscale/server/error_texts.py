@@ -1,8 +1,9 @@
 """The texts of the server's errors, and the status of each where that is not 400.
 
-Errors of the engine, such as a full queue, have their text where the engine raises them; they get their status in ``http/error_replies.py``, which also makes the JSON;
-``anthropic/error_replies.py`` does that for Anthropic's clients. Why a field or a value is not supported is written
-next to that field, in the ``ONLY`` tables of the request models (``requests/fields.py`` and each API's request module).
+Errors of the engine, such as a full queue, have their text where the engine raises them. They get their status in
+``http/error_replies.py``, which also makes the JSON; ``anthropic/error_replies.py`` does that for Anthropic's clients.
+Why a field or a value is not supported is written next to that field, in the ``ONLY`` tables of the request models
+(``requests/fields.py`` and each API's request module).
 """
 
 from __future__ import annotations
