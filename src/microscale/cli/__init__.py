@@ -23,11 +23,11 @@ COMMANDS = with_installed(
         "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's and Anthropic's APIs."),
         "chat": Place("microscale.cli.chat:chat", "Chat with a model in the terminal."),
         "generate": Place(
-            "microscale.cli.generate:generate", "Complete token ids with token ids, without a tokenizer."
+            "microscale.cli.generate:generate", "Generate token ids from token ids, without a tokenizer."
         ),
         "explain": Place(
             "microscale.cli.explain:explain",
-            "Show which kernels run and why, what fits, and how fast it is.",
+            "Predict memory and speed on any GPU; show which kernels run and why.",
         ),
         "doctor": Place("microscale.cli.doctor:doctor", "Show what this machine has and what is missing."),
         "bench": Place("microscale.cli.bench:bench", "Measure the speed of a model (bench MODEL) or of a server."),

@@ -32,17 +32,19 @@ def explain(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     moe_backend: MoeBackendOption = None,
     context: Annotated[
-        int | None, typer.Option("--context", "--max-model-len", help="Tokens per sequence. Default: 4096.")
+        int | None, typer.Option("--context", "--max-model-len", help="Maximum tokens per sequence. Default: 4096.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Number of sequences at once.")] = 1,
+    batch: Annotated[
+        int, typer.Option("--batch", "--max-num-seqs", help="Number of sequences that decode together.")
+    ] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     speculative: Annotated[
         str | None,
         typer.Option(
-            help="Show whether drafts are worth it: ngram, eagle3, a draft head's folder or hub id, or the JSON of "
-            "serve's --speculative-config."
+            help="Show whether speculative decoding is faster: ngram, eagle3, a draft head's folder or hub id, or "
+            "the JSON of serve's --speculative-config."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,

@@ -68,7 +68,7 @@ def generate(
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
 ) -> None:
-    """Complete token ids with token ids, without a tokenizer.
+    """Generate token ids from token ids, without a tokenizer.
 
     Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """

@@ -22,8 +22,8 @@ LAB = {
     "microscale.commands": {
         "report": "Check and time every kernel on this GPU, and write a report to send.",
         "profile": "Show where the time of one decoding step and one prompt goes.",
-        "quality": "Measure what each precision costs in answers, against float32.",
-        "tune": "Measure the kernels' tiles on this machine's GPU.",
+        "quality": "Measure how each precision changes the answers, against float32.",
+        "tune": "Find the fastest tile sizes of the kernels on this machine's GPU.",
         "prove": "Compile every kernel for every architecture, without a GPU.",
     },
     "microscale.bench_commands": {

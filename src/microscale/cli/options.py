@@ -19,13 +19,14 @@ CardOption = Annotated[
     str | None, typer.Option(help="A known card (h200, rtx5090, gb10 …). Default: this machine's GPU.")
 ]
 PrecisionOption = Annotated[
-    str, typer.Option(help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit, FP8 KV).")
+    str,
+    typer.Option(
+        help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit ones, FP8 KV cache)."
+    ),
 ]
 LayerFormatOption = Annotated[
     list[str] | None,
-    typer.Option(
-        help="LAYER=FORMAT with qkv, o, lm_head, embed, mlp or experts, and bf16, fp8, mxfp8 or mxfp4. Repeatable."
-    ),
+    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp or experts = bf16, fp8, mxfp8 or mxfp4. Repeatable."),
 ]
 MoeActivationsOption = Annotated[str, typer.Option(help="Format of the experts' activations: auto, bf16 or mxfp8.")]
 KvCacheDtypeOption = Annotated[str, typer.Option(help="Format of the KV cache: auto, bf16 or fp8.")]
@@ -33,17 +34,17 @@ UtilizationOption = Annotated[float, typer.Option(help="Maximum share of the GPU
 ReserveOption = Annotated[
     float | None,
     typer.Option(
-        help="GiB to leave to the system if GPU and CPU share memory. Default: 8 on a GPU such as GB10.", min=0
+        help="GiB to leave to the system if GPU and CPU share memory. Default: 8 on GB10 and its like.", min=0
     ),
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(help="Number of CPU threads. Default: one for small steps, all for large ones.", min=1),
+    typer.Option(help="Number of CPU threads. Default: 1 for steps with few tokens, all cores for others.", min=1),
 ]
 TensorParallelOption = Annotated[
     int,
     typer.Option(
-        help="Processes that share the model, each on its own GPU or all on the CPU: docs/parallel.md.", min=1
+        help="Processes that share the model, each on its own GPU or all on the CPU (docs/parallel.md).", min=1
     ),
 ]
 KernelCacheOption = Annotated[
@@ -61,7 +62,7 @@ SpeculativeOption = Annotated[
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 BackendOption = Annotated[
     str | None,
-    typer.Option(help="The implementation of every op that has one of this name: reference, dequantized …"),
+    typer.Option(help="Use this implementation wherever there is one of this name: reference, dequantized …"),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[

@@ -68,13 +68,13 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A Host name to accept besides localhost, for a proxy on this machine; * accepts any. Repeatable."
+            help="A Host name to accept as well as localhost, for a proxy on this machine; * accepts any. Repeatable."
         ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="An origin whose web pages may call, such as https://chat.example; * needs a key. Repeatable."
+            help="An origin whose pages may call this server, such as https://chat.example; * needs a key. Repeatable."
         ),
     ] = None,
     strict_requests: Annotated[
@@ -105,7 +105,7 @@ def serve(
     seed: Annotated[int, typer.Option(help="Seed for dummy weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
-    nnodes: Annotated[int, typer.Option(help="Number of machines that share the model: docs/parallel.md.", min=1)] = 1,
+    nnodes: Annotated[int, typer.Option(help="Number of machines that share the model (docs/parallel.md).", min=1)] = 1,
     node_rank: Annotated[int, typer.Option(help="Number of this machine. 0 serves, the others compute.", min=0)] = 0,
     master_addr: Annotated[str, typer.Option(help="Address at which the other machines reach machine 0.")] = "",
     master_port: Annotated[
@@ -115,7 +115,7 @@ def serve(
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[
-        float, typer.Option(help="Seconds that open requests may take after SIGTERM.", min=0)
+        float, typer.Option(help="Seconds for open requests to finish after SIGTERM.", min=0)
     ] = 30.0,
     metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
         "microscale"
@@ -124,11 +124,13 @@ def serve(
     max_header_bytes: Annotated[
         int, typer.Option(help="Maximum bytes of a request's headers.")
     ] = DEFAULTS.max_header_bytes,
-    max_n: Annotated[int, typer.Option(help="Maximum n of one request.")] = DEFAULTS.max_n,
-    max_choices: Annotated[int, typer.Option(help="Maximum number of prompts times n.")] = DEFAULTS.max_choices,
+    max_n: Annotated[int, typer.Option(help="Maximum of a request's n.")] = DEFAULTS.max_n,
+    max_choices: Annotated[
+        int, typer.Option(help="Maximum number of answers per request: prompts times n.")
+    ] = DEFAULTS.max_choices,
     max_stop_strings: Annotated[int, typer.Option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
     max_logit_bias: Annotated[
-        int, typer.Option(help="Maximum number of tokens with a bias.")
+        int, typer.Option(help="Maximum number of tokens in logit_bias.")
     ] = DEFAULTS.max_logit_bias,
     max_messages: Annotated[int, typer.Option(help="Maximum number of messages in a chat.")] = DEFAULTS.max_messages,
     max_tools: Annotated[int, typer.Option(help="Maximum number of tools.")] = DEFAULTS.max_tools,
@@ -147,13 +149,13 @@ def serve(
         float, typer.Option(help="Seconds that a request may take to arrive.")
     ] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
-        float, typer.Option(help="Seconds for which a client may stop reading.")
+        float, typer.Option(help="Seconds without reading after which a client is disconnected.")
     ] = DEFAULTS.write_timeout_s,
     max_unread_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens by which a client may fall behind.")
+        int, typer.Option(help="Maximum number of tokens that a client has not read yet.")
     ] = DEFAULTS.max_unread_tokens,
 ) -> None:
-    """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the embedded one, which is a toy."""
+    """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the small embedded model."""
     given = locals()  # options have the names of the limits, which a test checks
     limits = RequestLimits(**{name: given[name] for name in RequestLimits.__dataclass_fields__})
     env = settings.load()
