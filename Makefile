@@ -20,7 +20,7 @@ DOCS_INSTALLED := $(DOCS)/.installed
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
 
-# Tests start many processes, and without bytecode each of them compiles all our files anew.
+# Tests start many processes, and without bytecode each of them compiles all our files again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage katex lock clean
@@ -151,7 +151,7 @@ speculation: $(INSTALLED) ## Drafts at length: 200,000 draws of every sampling o
 	PYTHONPATH=tests $(BIN)/python tests/engine/speculation/at_length.py
 
 DEMO := src/microscale/demo_model
-demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks anew
+demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks again
 	PYTHONPATH=. $(BIN)/python -m demo.tokenizer $(DEMO)
 	PYTHONPATH=. $(BIN)/python -m demo.tasks $(DEMO)/tasks.jsonl.gz
 
@@ -229,7 +229,7 @@ coverage: $(INSTALLED) docs-env browser ## Run every test and say which lines no
 	$(BIN)/python -m coverage report --skip-covered --sort=cover; \
 	exit $$status
 
-lock: $(LOCK)/.installed ## Write locks/ anew after a change of the dependencies
+lock: $(LOCK)/.installed ## Write locks/ again after a change of the dependencies
 	$(LOCK)/bin/python tools/lock.py --uv $(LOCK)/bin/uv $(ARGS)
 
 clean: ## Remove the virtual environments and caches

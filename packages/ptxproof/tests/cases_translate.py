@@ -76,7 +76,7 @@ def exact_fma(a: float, b: float, c: float) -> np.float32:
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         return np.float32(np.float64(a) * b + c)
-    near = np.float32(float(exact))  # rounded twice: mend it by its neighbours
+    near = np.float32(float(exact))  # rounded twice: correct it by its neighbours
     best = near
     for other in (near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))):
         if np.isfinite(other) and np.isfinite(best):

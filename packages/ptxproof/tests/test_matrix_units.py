@@ -96,7 +96,7 @@ def test_sums_are_cut_off_towards_zero_and_a_zero_is_positive() -> None:
     assert run("sm_121a", "f16", [1.0, -(2.0**-12)], [1.0, 2.0**-13], 0.0) == 1.0 - 2.0**-24  # 1 - 2^-25 → cut off
     assert run("sm_121a", "bf16", [-1.0, -(2.0**-12)], [1.0, 2.0**-13], 0.0) == -1.0  # -1 - 2^-25
     assert math.copysign(1, run("sm_121a", "f16", [-0.0], [1.0], -0.0)) == 1
-    # The addend is cut off as the products are: 2^-26 beside 1.
+    # The addend is cut off as the products are: 2^-26 next to 1.
     assert run("sm_121a", "f16", [1.0], [1.0], 2.0**-26) == 1.0
     # A product's exponent is the sum of its factors': 1.5 · 1.5 = 2.25 counts as one of exponent 0.
     assert run("sm_121a", "f16", [1.5] + [2.0**-12] * 15, [1.5] + [2.0**-13] * 15, 0.0) == 2.25 + 2.0**-22
@@ -112,7 +112,7 @@ def test_fp8_on_ada_keeps_13_bits_and_its_result_has_no_more() -> None:
 def test_block_scales_move_the_products_before_they_are_aligned() -> None:
     # Products of 2^-14 · 2^(4 - 2): with an addend of 1 nothing is cut off.
     assert run("sm_120a", "e4m3", [2.0**-7], [2.0**-7], 1.0, (131, 125)) == 1.0 + 2.0**-12
-    # 32 of 2^-18 · 2^-8 = 2^-26 are cut to nothing beside 1, and are not without it.
+    # 32 of 2^-18 · 2^-8 = 2^-26 are cut to nothing next to 1, and are not without it.
     assert run("sm_120a", "e4m3", [2.0**-9] * 32, [2.0**-9] * 32, 1.0, (123, 123)) == 1.0
     assert run("sm_120a", "e4m3", [2.0**-9] * 32, [2.0**-9] * 32, 0.0, (123, 123)) == 2.0**-21
     assert run("sm_121a", "e4m3", [1.0], [1.0], 0.0, (0, 127)) == 2.0**-127  # subnormal numbers stay
