@@ -57,6 +57,8 @@ def test_a_conversation(server: Live, tmp_path: Path) -> None:
         ask(screen, "/retry", "The user asks about block scaling", "974 tokens")
         ask(screen, "/effort extreme", "error: The effort is medium; it can be low, medium, high")
         ask(screen, "/effort high", "effort: high")
+        ask(screen, "/temperature 3", "error: The temperature is 1; it can be 0 to 2")
+        ask(screen, "/temperature 0.5", "temperature: 0.5")
         ask(screen, "/system", "system prompt cleared")
         ask(screen, "/help", r"/system \[TEXT\]", "/save FILE", r"Ctrl-C stops an answer\. End a line with \\ to")
         ask(screen, "/nonsense", "error: /nonsense is not a command")

@@ -52,6 +52,7 @@ TABLE = {
         Kind.CLIENT, shows="632"
     ),
     ".venv/bin/microscale chat": How(Kind.TERMINAL, "chat", "632"),
+    '.venv/bin/microscale run "What is 247 + 385?"': How(Kind.PLAIN, 'run demo "What is 247 + 385?"', r"\d"),
     ".venv/bin/microscale serve openai/gpt-oss-20b --max-model-len 32768": How(
         Kind.SERVER, "serve demo --max-model-len 1024", "Serving"
     ),

@@ -22,6 +22,7 @@ COMMANDS = with_installed(
     {
         "serve": Place("microscale.cli.serve:serve", "Serve a model over OpenAI's and Anthropic's APIs."),
         "chat": Place("microscale.cli.chat:chat", "Chat with a model in the terminal."),
+        "run": Place("microscale.cli.run:run", "Answer one question as plain text: run [MODEL] QUESTION."),
         "generate": Place(
             "microscale.cli.generate:generate", "Generate token ids from token ids, without a tokenizer."
         ),

@@ -43,6 +43,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Starts a program that gets SIGTERM when its parent ends, however that happens (PR_SET_PDEATHSIG)."""
 HELP = """\
 [cyan]/effort low|medium|high[/]  how long the model may think
+[cyan]/temperature 0..2[/]       how freely the model chooses its words; 0 is greedy
 [cyan]/system \\[TEXT][/]          set the system prompt, or clear it
 [cyan]/retry[/]                  answer the last question again
 [cyan]/save FILE[/]              write the conversation: JSON if the name ends in .json, else Markdown
@@ -135,6 +136,7 @@ class Conversation:
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: console.print(HELP),
             "effort": self._set_effort,
+            "temperature": self._set_temperature,
             "system": self._set_system,
             "retry": self._retry,
             "save": self._save,
@@ -181,6 +183,16 @@ class Conversation:
             raise BadSetting(f"The effort is {self._fields['reasoning_effort']}; it can be {', '.join(EFFORTS)}.")
         self._fields["reasoning_effort"] = rest
         self._console.print(f"[dim]effort: {rest}[/]")
+
+    def _set_temperature(self, rest: str) -> None:
+        try:
+            value = float(rest)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= 2:
+            raise BadSetting(f"The temperature is {self._fields['temperature']:g}; it can be 0 to 2.")
+        self._fields["temperature"] = value
+        self._console.print(f"[dim]temperature: {value:g}[/]")
 
     def _set_system(self, rest: str) -> None:
         self._system = rest
@@ -314,6 +326,8 @@ def chat(
     threads: Annotated[int | None, typer.Option(help="For a MODEL: number of CPU threads.", min=1)] = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists the commands."""
+    if model is not None and (" " in model.strip() or model.endswith("?")) and not Path(model).exists():
+        raise BadSetting(f"{model[:80]!r} is a question and not a MODEL; microscale run QUESTION answers it.")
     serving = {
         "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len,
         "--threads": threads,
@@ -327,7 +341,7 @@ def chat(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     with running as address:
-        server = ChatServer(address, api_key or _read_key(api_key_file))
+        server = ChatServer(address, api_key or read_key(api_key_file))
         with err.status(f"Asking {escape(server.url)}"):
             name, length = server.model()
         room = "" if length is None else f", {length} tokens"
@@ -348,7 +362,7 @@ def find_server(url: str | None, model: str | None, options: list[str]) -> Abstr
     return nullcontext(url) if url is not None else started_server([model or embedded.NAME, *options])
 
 
-def _read_key(file: Path | None) -> str | None:
+def read_key(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
