@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# Before torch is imported: threads that wait would otherwise spin, and on a busy machine use up a test's CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

@@ -11,14 +11,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from microscale import __main__ as entry
 from microscale import cli
+from microscale.cli import serve
 from microscale.engine.client import launch as launching
+from microscale.engine.protocol.messages import Ready
 from microscale.errors import BadCheckpoint
 from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
@@ -334,3 +338,23 @@ def test_a_server_starts_its_engine_before_anything_else(
     monkeypatch.setattr(sys, "argv", ["microscale", *arguments])
     entry.main()
     assert found == order
+
+
+@pytest.mark.parametrize(
+    ("bound", "shown"),
+    [
+        ("http://127.0.0.1:8000", "at http://127.0.0.1:8000\n"),
+        ("http://0.0.0.0:8000", "at http://127.0.0.1:8000 and at this machine's other addresses"),
+        ("http://[::]:8000", "at http://[::1]:8000 and at this machine's other addresses"),
+    ],
+)
+def test_the_printed_address_and_command_work(bound: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=StringIO(), width=200)
+    monkeypatch.setattr(serve, "err", screen)
+    serve.announce(Ready(4096, 9, (), ""), bound, "m", "", has_keys=True)
+    assert isinstance(screen.file, StringIO)
+    text = screen.file.getvalue()
+    assert shown in text
+    assert "0.0.0.0" not in text
+    assert "[::]" not in text
+    assert "-H 'Authorization: Bearer YOUR_KEY' -H 'Content-Type" in text

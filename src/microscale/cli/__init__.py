@@ -28,7 +28,7 @@ COMMANDS = with_installed(
         ),
         "explain": Place(
             "microscale.cli.explain:explain",
-            "Predict memory and speed on any GPU; show which kernels run and why.",
+            "Predict memory and speed; show which kernels run and why.",
         ),
         "doctor": Place("microscale.cli.doctor:doctor", "Show what this machine has and what is missing."),
         "bench": Place("microscale.cli.bench:bench", "Measure the speed of a model (bench MODEL) or of a server."),

@@ -20,10 +20,10 @@ from microscale.errors import Unsupported
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 LAB = {
     "microscale.commands": {
-        "report": "Check and time every kernel on this GPU, and write a report to send.",
+        "report": "Check and time every kernel on this GPU; write a report.",
         "profile": "Show where the time of one decoding step and one prompt goes.",
         "quality": "Measure how each precision changes the answers, against float32.",
-        "tune": "Find the fastest tile sizes of the kernels on this machine's GPU.",
+        "tune": "Find the fastest tile sizes on this machine's GPU.",
         "prove": "Compile every kernel for every architecture, without a GPU.",
     },
     "microscale.bench_commands": {

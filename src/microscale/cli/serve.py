@@ -210,7 +210,7 @@ def serve(
 
         def on_ready(ready: Ready, address: str) -> None:
             end_loading()
-            announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
+            announce(ready, address, names[0], warning(model, is_dummy=is_dummy), has_keys=bool(keys))
 
         options = ServeOptions(
             engine=config,
@@ -327,12 +327,16 @@ def warning(model: str, *, is_dummy: bool) -> str:
     return ""
 
 
-def announce(ready: Ready, address: str, name: str, warned: str) -> None:
+def announce(ready: Ready, address: str, name: str, warned: str, *, has_keys: bool) -> None:
     """Print where the server is, and a command to try. The engine has logged the plan."""
+    # No client can connect to the address that stands for all of them.
+    here = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    everywhere = "" if here == address else " and at this machine's other addresses"
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if has_keys else ""
     if warned:
         print_wrapped(err, warned)
     # Room for reasoning: an answer that is cut off within it is empty.
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}], "max_tokens": 256}}'
-    curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{address}[/]")
+    curl = f"curl {here}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{here}[/]{everywhere}")
     err.print(f"Try it in a browser there, with `microscale chat`, or:\n  {escape(curl)}", soft_wrap=True)
