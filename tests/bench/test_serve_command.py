@@ -146,7 +146,7 @@ def test_signals_leave_no_process_behind(number: signal.Signals, after: str, tmp
         process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it counts events, and a busy server sends several tokens in one
 def test_every_token_of_random_weights_shows_in_chat_and_completions(tmp_path: Path) -> None:
     """Tokens that end a turn are among those that are drawn, and end nothing."""
     with serving(TINY, tmp_path / "log") as address:
