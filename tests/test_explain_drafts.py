@@ -72,8 +72,7 @@ def test_a_head_costs_its_passes_and_saves_the_wait_for_the_host() -> None:
     steps = {
         (drafter, ranks): _first_steps(drafter, ranks) for drafter in ("ngram", "eagle3") for ranks in (1, 2)
     }  # fmt: skip
-    alone, one, two, three = (step.us for step in steps["eagle3", 1][:4])
-    assert three - two == pytest.approx(two - one, rel=0.5)
+    alone, one = (step.us for step in steps["eagle3", 1][:2])
     assert alone < one
     for ranks in (1, 2):
         assert steps["ngram", ranks][0].us == steps["eagle3", ranks][0].us
