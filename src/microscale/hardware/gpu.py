@@ -40,7 +40,9 @@ class UnknownGpu(UserWarning):
 
 
 ALIASES = {"spark": "gb10", "rtxa6000": "a6000", "6000ada": "rtx6000ada", "rtxa10": "a10"}
-MAKERS_WORDS = re.compile(r"nvidia|geforce|dgx|quadro|generation|blackwell|workstation|server|edition|sxm\d?|hbm\d?e?|[^a-z0-9]")
+MAKERS_WORDS = re.compile(
+    r"nvidia|geforce|dgx|quadro|generation|blackwell|workstation|server|edition|sxm\d?|hbm\d?e?|[^a-z0-9]"
+)
 SPECIFIED = "the specified GPU"
 """Name of a card that ``--gpu-spec`` describes."""
 SPEC_KEYS = ("sms", "gbs", "gib", "capability")
