@@ -319,7 +319,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
     load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
     device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
+    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced, fast or auto.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="For a MODEL: maximum tokens of prompt and answer together.", min=1)
     ] = None,

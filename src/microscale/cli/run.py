@@ -39,7 +39,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
     load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
     device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
+    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced, fast or auto.")] = None,
 ) -> None:
     """Answer one question and exit. The answer is streamed to standard output as plain text, without reasoning."""
     *models, question = words

@@ -77,11 +77,14 @@ def warm(
     """
     from microscale import hardware
     from microscale.engine.loading.drafting import open_head, prepare_head
+    from microscale.engine.loading.memory import Workload
+    from microscale.engine.loading.precisions import settle_precision
     from microscale.engine.loading.warming import recorded
     from microscale.engine.speculation.config import parse_config
     from microscale.explain.report import read_model
     from microscale.kernels.compiling.cache import use_cache
     from microscale.kernels.compiling.job import workers
+    from microscale.models.outline import outline
     from microscale.models.recorded import MAX_TOKENS
     from microscale.planning.ops import Activations, Preference
     from microscale.planning.plan import Setup
@@ -98,6 +101,10 @@ def warm(
         make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
     )
     config = read_model(model, env.offline)
+    shape = outline(model, config, Activations.BF16, block_size, config.max_context)
+    setup, chosen_because = settle_precision(shape, setup, Workload(page_size=block_size))
+    if chosen_because is not None:
+        err.print(chosen_because, soft_wrap=True, markup=False)
     drafts = parse_config(speculative_config)
     draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
     head = None

@@ -104,6 +104,11 @@ class Precision:
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
         return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
 
+    def named(self, name: str) -> Precision:
+        """Another of ``PRECISIONS`` with what the user changed of this one."""
+        own = ("chosen", "moe_activations", "kv_cache_dtype")
+        return replace(PRECISIONS[name], **{field: getattr(self, field) for field in own})
+
     def options(self) -> dict[str, Any]:
         """The options of ``EngineConfig`` that give this precision: see ``make_precision``."""
         return {
@@ -157,13 +162,15 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 EXACT = PRECISIONS["exact"]
+AUTO = "auto"
+"""``--precision auto``, which ``engine/loading/precisions.py`` replaces by one of ``PRECISIONS``."""
 
 
 def make_precision(
     name: str = "exact", layer_formats: Sequence[str] = (), moe_activations: str = "auto", kv_cache_dtype: str = "auto"
 ) -> Precision:
     """The record of ``--precision``, ``--layer-format``, ``--moe-activations`` and ``--kv-cache-dtype``."""
-    _one_of("--precision", name, PRECISIONS)
+    _one_of("--precision", name, (*PRECISIONS, AUTO))
     _one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
     _one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     chosen: dict[str, str] = {}
@@ -176,9 +183,8 @@ def make_precision(
         if chosen.get(layer, fmt) != fmt:
             raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
         chosen[layer] = fmt
-    return replace(
-        PRECISIONS[name], chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype
-    )
+    changed = {"moe_activations": moe_activations, "kv_cache_dtype": kv_cache_dtype}
+    return replace(PRECISIONS.get(name, Precision(AUTO)), chosen=tuple(chosen.items()), **changed)
 
 
 def _one_of(option: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.precisions import settle_precision
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
@@ -128,6 +129,15 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     config, drafts = config.sharded(options.shard), options.speculative
     workload = replace(workload_of(options), draft_tokens=draft_tokens)
     check(config)
+    available = hardware.available_memory(setup.gpu, device.index or 0)
+    if options.sharing > 1:
+        workload = replace(workload, utilization=workload.utilization / options.sharing)
+        available //= options.sharing
+    name = shard_name(options.model, options.shard)
+    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
+    setup, chosen_because = settle_precision(shape, setup, workload, available)
+    if chosen_because is not None:
+        log.info(chosen_because)
     head = None
     if drafts is not None:
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
@@ -135,12 +145,6 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
             opened = open_head(drafts, options.model, config, offline=options.offline)
             head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
             workload = replace(workload, head=head.need)
-    name = shard_name(options.model, options.shard)
-    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
-    available = hardware.available_memory(setup.gpu, device.index or 0)
-    if options.sharing > 1:
-        workload = replace(workload, utilization=workload.utilization / options.sharing)
-        available //= options.sharing
     plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     if options.load_format != LoadFormat.DUMMY and options.shard.is_first:

@@ -26,6 +26,10 @@ class PlanReply(Struct, frozen=True):
     """Seconds per part of the engine's start: process, loading, the rest."""
     gpu: str | UnsetType = UNSET
     precision: str | UnsetType = UNSET
+    precisions: Raw | UnsetType = UNSET
+    """For each precision the predicted speed and the measured cost in quality."""
+    precisions_line: str | UnsetType = UNSET
+    """The same in a sentence."""
     decisions: Raw | UnsetType = UNSET
     """By op, layer kind and batch size: the kernel, and why each of the others does not run."""
     memory: Raw | UnsetType = UNSET
@@ -43,6 +47,8 @@ class _Document(Struct, frozen=True):
     gpu: str
     precision: str
     decisions: Raw
+    precisions: Raw = Raw(b"[]")
+    precisions_line: str = ""
     memory: Raw
     predicted: Raw = Raw(b"[]")
     speculative: Raw | UnsetType = UNSET
@@ -57,8 +63,8 @@ def plan_reply(host: Host) -> PlanReply:
         # Another kind of engine, whose plan is only text.
         return PlanReply(*common, ready.plan, host.start_s)
     return PlanReply(
-        *common, document.table, host.start_s, document.gpu, document.precision, document.decisions, document.memory,
-        document.predicted, document.speculative,
+        *common, document.table, host.start_s, document.gpu, document.precision, document.precisions,
+        document.precisions_line, document.decisions, document.memory, document.predicted, document.speculative,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def bench_fit(
     settings.load()
     if write_table:
         with progress_bar("Predicting") as (start, advance):
-            start(table.num_rows())
+            start(len(table.cases()))
             file = table.write(lambda: advance(1))
         err.print(f"Wrote {file}", soft_wrap=True)
         return
