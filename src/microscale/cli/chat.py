@@ -25,6 +25,15 @@ from rich.text import Text
 
 from microscale.cli.chat_client import ChatAnswer, ChatServer, ServerError
 from microscale.cli.console import err, out, print_error
+from microscale.cli.help import (
+    device_option,
+    memory_option,
+    model_option,
+    network_option,
+    precision_option,
+    question_option,
+    sampling_option,
+)
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models import embedded
 
@@ -303,27 +312,27 @@ def chat(
         ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}, with or without /v1.")
+        str | None, network_option(help=f"The server's address, such as {USUAL_URL}, with or without /v1.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="The server's key. It is visible in `ps`.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
-    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    effort: Annotated[str, typer.Option(help="How long the model may think: low, medium or high.")] = "medium",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    api_key: Annotated[str | None, network_option(help="The server's key. It is visible in `ps`.")] = None,
+    api_key_file: Annotated[Path | None, network_option(help="A file with the key in its first line.")] = None,
+    system: Annotated[str, question_option(help="The system prompt.")] = "",
+    effort: Annotated[str, question_option(help="How long the model may think: low, medium or high.")] = "medium",
+    temperature: Annotated[float, sampling_option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
+        float, sampling_option(help="Sample from the likeliest tokens that together have this probability.")
     ] = 1.0,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens in an answer. Default: what fits.", min=1)
+        int | None, sampling_option(help="Maximum number of tokens in an answer. Default: what fits.", min=1)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
-    load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
-    device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
+    seed: Annotated[int | None, sampling_option(help="Seed for sampling. Default: random.", min=0)] = None,
+    load_format: Annotated[str | None, model_option(help="For a MODEL: auto, or dummy for random weights.")] = None,
+    device: Annotated[str | None, device_option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[str | None, precision_option(help="For a MODEL: exact, balanced or fast.")] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="For a MODEL: maximum tokens of prompt and answer together.", min=1)
+        int | None, memory_option(help="For a MODEL: maximum tokens of prompt and answer together.", min=1)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="For a MODEL: number of CPU threads.", min=1)] = None,
+    threads: Annotated[int | None, device_option(help="For a MODEL: number of CPU threads.", min=1)] = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists the commands."""
     if model is not None and (" " in model.strip() or model.endswith("?")) and not Path(model).exists():
