@@ -29,6 +29,7 @@ from microscale.cli.options import (
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -76,15 +77,6 @@ def bench_model(
     if energy and tensor_parallel_size > 1:
         raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
 
-    import torch
-    import triton
-
-    from microscale.bench import model as bench_whole
-    from microscale.bench import plot as bench_plot
-    from microscale.bench.energy import EnergyMeter
-    from microscale.engine.config import EngineConfig
-    from microscale.engine.loading.prepare import prepare
-
     options = EngineConfig(
         model=model,
         load_format=load_format.value,
@@ -102,6 +94,14 @@ def bench_model(
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
     )
+    import torch
+    import triton
+
+    from microscale.bench import model as bench_whole
+    from microscale.bench import plot as bench_plot
+    from microscale.bench.energy import EnergyMeter
+    from microscale.engine.loading.prepare import prepare
+
     show_log()
     with closing(prepare(options)) as prepared:
         if energy and prepared.setup.gpu.is_cpu:

@@ -8,6 +8,7 @@ import typer
 
 from microscale import settings
 from microscale.cli.console import out, print_json
+from microscale.cli.help import batching_option, memory_option, output_option, speculation_option
 from microscale.cli.options import (
     CardOption,
     KvCacheDtypeOption,
@@ -32,22 +33,22 @@ def explain(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     moe_backend: MoeBackendOption = None,
     context: Annotated[
-        int | None, typer.Option("--context", "--max-model-len", help="Maximum tokens per sequence. Default: 4096.")
+        int | None, memory_option("--context", "--max-model-len", help="Maximum tokens per sequence. Default: 4096.")
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", "--max-num-seqs", help="Number of sequences that decode together.")
+        int, batching_option("--batch", "--max-num-seqs", help="Number of sequences that decode together.")
     ] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     speculative: Annotated[
         str | None,
-        typer.Option(
+        speculation_option(
             help="Show whether speculative decoding is faster: ngram, eagle3, a draft head's folder or hub id, or "
             "the JSON of serve's --speculative-config."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show which kernel runs each layer and why, what fits in memory, and how fast it will be.
 

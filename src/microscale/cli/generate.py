@@ -31,6 +31,9 @@ from microscale.cli.options import (
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.engine.config import EngineConfig
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -73,14 +76,6 @@ def generate(
 
     Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """
-    from microscale.engine.config import EngineConfig
-    from microscale.engine.generate import Generation, check_budget, check_prompt
-    from microscale.engine.loading.build import load_speculation
-    from microscale.engine.loading.prepare import prepare
-    from microscale.engine.sampling_params import SamplingParams
-    from microscale.engine.speculation.config import parse_config
-    from microscale.models.recorded import Wanted
-
     env = settings.load()
     prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
@@ -108,6 +103,12 @@ def generate(
         tensor_parallel_size=tensor_parallel_size,
         speculative=parse_config(speculative_config),
     )
+
+    from microscale.engine.generate import Generation, check_budget, check_prompt
+    from microscale.engine.loading.build import load_speculation
+    from microscale.engine.loading.prepare import prepare
+    from microscale.models.recorded import Wanted
+
     check_budget(max_num_batched_tokens)
     show_log()
     prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))

@@ -12,7 +12,7 @@ from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import print_json
 from microscale.cli.help import device_option, measurement_option, model_option, output_option
-from microscale.cli.options import PrecisionOption
+from microscale.cli.options import BackendOption, DeviceOption, PrecisionOption
 from microscale.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ def bench_load(
         device_option(help="Reads in flight and MiB of each, such as 2x8. Repeatable. Default: those of a load."),
     ] = None,
     repeats: Annotated[int, measurement_option(help="Runs per row; the median is shown.", min=1)] = 3,
-    backend: Annotated[
-        str | None, device_option(help="Use this implementation for every op that has it: reference, dequantized …")
-    ] = None,
+    backend: BackendOption = None,
     precision: PrecisionOption = "exact",
-    device: Annotated[str, device_option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, output_option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Measure how fast a checkpoint loads, next to a raw read of the same files, and how much memory that takes.

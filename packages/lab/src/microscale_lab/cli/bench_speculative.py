@@ -13,10 +13,13 @@ from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.bench import ACCEPTANCE
 from microscale.cli.console import parse_numbers, print_json, show_log
-from microscale.cli.help import device_option, measurement_option, model_option, output_option, speculation_option
+from microscale.cli.help import measurement_option, output_option, speculation_option
 from microscale.cli.options import (
     MODEL_HELP,
+    DeviceOption,
     KvCacheDtypeOption,
+    LoadFormatOption,
+    OverridesOption,
     PrecisionOption,
     ThreadsOption,
     UtilizationOption,
@@ -44,9 +47,7 @@ def bench_speculative(
     tokens: Annotated[
         str, speculation_option(TOKENS, help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice).")
     ] = "0..7",
-    load_format: Annotated[
-        LoadFormat, model_option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = LoadFormat.AUTO,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
     speculative_config: Annotated[
         str | None,
         speculation_option(
@@ -62,10 +63,8 @@ def bench_speculative(
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
-    hf_overrides: Annotated[
-        str | None, model_option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, device_option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     as_json: Annotated[bool, output_option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:

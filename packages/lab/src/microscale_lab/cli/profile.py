@@ -10,12 +10,15 @@ import typer
 from microscale import settings
 from microscale.bench.cases import check_lengths, make_cases
 from microscale.cli.console import print_json, show_log
-from microscale.cli.help import batching_option, device_option, measurement_option, model_option, output_option
+from microscale.cli.help import batching_option, measurement_option, output_option
 from microscale.cli.options import (
     MODEL_HELP,
+    DeviceOption,
     KvCacheDtypeOption,
     LayerFormatOption,
+    LoadFormatOption,
     MoeActivationsOption,
+    OverridesOption,
     PrecisionOption,
     ReserveOption,
     UtilizationOption,
@@ -28,9 +31,7 @@ from microscale.models.config import LoadFormat
 
 def profile(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
-    load_format: Annotated[
-        LoadFormat, model_option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = LoadFormat.AUTO,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
     batch: Annotated[int, batching_option(help="Number of sequences that decode together.")] = 1,
     depth: Annotated[int, measurement_option(help="Tokens of context before decoding.")] = 128,
     prompt: Annotated[int, measurement_option(help="Prompt length in tokens.")] = 2048,
@@ -43,10 +44,8 @@ def profile(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    hf_overrides: Annotated[
-        str | None, model_option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, device_option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, output_option("--json", help="Print the parts as JSON.")] = False,
 ) -> None:
     """Show where the time of one decoding step and one prompt goes: time, share and lower bound of every part.

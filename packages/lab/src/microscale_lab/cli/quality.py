@@ -12,7 +12,8 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import print_json
-from microscale.cli.help import device_option, measurement_option, output_option, precision_option, sampling_option
+from microscale.cli.help import measurement_option, output_option, precision_option, sampling_option
+from microscale.cli.options import DeviceOption
 from microscale.errors import BadSetting
 from microscale.models import embedded
 
@@ -30,7 +31,7 @@ def quality(
         int, sampling_option(help="Maximum length of an answer in tokens, including reasoning.")
     ] = 320,
     tasks: Annotated[Path | None, measurement_option(help="File of tasks. Default: the embedded model's.")] = None,
-    device: Annotated[str, device_option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
     markdown: Annotated[Path | None, output_option(help="Rewrite the tables of this page for the model.")] = None,
     as_json: Annotated[bool, output_option("--json", help="Print one object per choice as JSON.")] = False,
 ) -> None:
