@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -46,6 +45,7 @@ from microscale.cli.options import (
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.cli.serve_files import AUTO, find_tokenizer, read_sampling_defaults
 from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
@@ -55,9 +55,6 @@ from microscale.models import embedded
 from microscale.models.config import LoadFormat
 from microscale.parallel.handshake import Nodes, read_secret
 from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
-
-if TYPE_CHECKING:
-    from microscale.text.tokenizer import Tokenizer
 
 DEFAULTS = RequestLimits()
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -92,6 +89,17 @@ def serve(
         bool, network_option("--strict-requests", help="Refuse unknown keys in requests instead of ignoring them.")
     ] = False,
     tokenizer: Annotated[str | None, model_option(help="The folder of tokenizer.json. Default: the model's.")] = None,
+    chat_template: Annotated[
+        Path | None, model_option(help="A Jinja file to use instead of the checkpoint's chat template.")
+    ] = None,
+    generation_config: Annotated[
+        str,
+        model_option(
+            metavar="auto|none|FOLDER",
+            help="Where sampling defaults come from: the model's generation_config.json (auto), OpenAI's defaults "
+            "(none), or that file in another folder. A request's own values always win.",
+        ),
+    ] = AUTO,
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
@@ -219,6 +227,7 @@ def serve(
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
+    sampling = read_sampling_defaults(generation_config, model, offline=env.offline, is_dummy=is_dummy)
     with engine_in_terminal(f"Loading {names[0]}", EngineProcess()) as (launch, end_loading):
 
         def on_ready(ready: Ready, address: str) -> None:
@@ -227,7 +236,9 @@ def serve(
 
         options = ServeOptions(
             engine=config,
-            tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
+            tokenizer=find_tokenizer(tokenizer or model, chat_template, offline=env.offline, is_dummy=is_dummy),
+            chat_template=chat_template,
+            sampling=sampling,
             names=names,
             host=host,
             port=port,
@@ -293,30 +304,6 @@ def run_node(model: str, ranks: RankLayout, nodes: Nodes, device: str) -> int:
         )
     gpu = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
     return processes.run_node(model, ranks.world, nodes, ranks.node_rank, gpu)
-
-
-def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id. Random weights of a preset get a tokenizer of bytes.
-
-    The engine knows the presets and refuses other names; here a preset is whatever cannot be anything else.
-    """
-    from microscale.errors import MicroscaleError
-    from microscale.models import hub
-    from microscale.text.byte_tokenizer import byte_tokenizer
-    from microscale.text.formats import chat_format_for
-    from microscale.text.tokenizer import Tokenizer
-
-    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
-        return byte_tokenizer()
-    folder = hub.resolve(name, offline=offline, config_only=True)
-    try:
-        tokenizer = Tokenizer.load(folder)
-        chat_format_for(tokenizer)
-    except MicroscaleError:
-        # First what is wrong with the model: that a GGUF folder has no tokenizer is true, and no help.
-        importlib.import_module("microscale.models.families").read_model_config(folder)
-        raise
-    return tokenizer
 
 
 def run_server(options: ServeOptions) -> int:
