@@ -9,6 +9,14 @@ import typer
 
 from microscale import settings
 from microscale.cli.console import out, print_json
+from microscale.cli.help import (
+    batching_option,
+    memory_option,
+    model_option,
+    output_option,
+    precision_option,
+    speculation_option,
+)
 from microscale.cli.options import (
     KvCacheDtypeOption,
     LayerFormatOption,
@@ -18,9 +26,11 @@ from microscale.cli.options import (
     ReserveOption,
     TensorParallelOption,
     UtilizationOption,
+    choices,
     reserve_in_bytes,
 )
 from microscale.errors import BadSetting
+from microscale.planning.option_values import PRECISION_NAMES
 
 if TYPE_CHECKING:
     from microscale.explain import Report
@@ -32,22 +42,26 @@ def explain(
     model: PlannedModelArgument = "gpt-oss-20b",
     gpu: Annotated[
         list[str] | None,
-        typer.Option(
-            help='A known card (h200, 5090, "RTX 4060 Ti" …). Repeat it to compare cards. Default: this machine\'s GPU.'
+        model_option(
+            metavar="CARD",
+            help='A known card (h200, 5090, "RTX 4060 Ti" …). Repeat it to compare cards. '
+            "Default: this machine's GPU.",
         ),
     ] = None,
     gpu_spec: Annotated[
         str | None,
-        typer.Option(
+        model_option(
+            metavar="SPEC",
             help="A card that is not known, for an estimate: sms=84,gbs=960,gib=16,capability=12.0 (SMs, GB/s, GiB, "
-            "compute capability)."
+            "compute capability).",
         ),
     ] = None,
     precision: Annotated[
         str,
-        typer.Option(
+        precision_option(
+            **choices("--precision", (*PRECISION_NAMES, ALL)),
             help="exact (the checkpoint's formats), balanced (8-bit dense layers), fast (4-bit ones, FP8 KV cache), "
-            "auto (the fastest whose measured cost in quality is small), or all to compare them."
+            "auto (the fastest whose measured cost in quality is small), or all to compare them.",
         ),
     ] = "exact",
     layer_format: LayerFormatOption = None,
@@ -55,25 +69,25 @@ def explain(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     moe_backend: MoeBackendOption = None,
     context: Annotated[
-        int | None, typer.Option("--context", "--max-model-len", help="Maximum tokens per sequence. Default: 4096.")
+        int | None, memory_option("--context", "--max-model-len", help="Maximum tokens per sequence. Default: 4096.")
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", "--max-num-seqs", help="Number of sequences that decode together.")
+        int, batching_option("--batch", "--max-num-seqs", help="Number of sequences that decode together.")
     ] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     speculative: Annotated[
         str | None,
-        typer.Option(
+        speculation_option(
             help="Show whether speculative decoding is faster: ngram, eagle3, a draft head's folder or hub id, or "
             "the JSON of serve's --speculative-config."
         ),
     ] = None,
     why: Annotated[
-        bool, typer.Option("--why", help="Show which kernel runs each layer and why, memory, and speeds in tables.")
+        bool, output_option("--why", help="Show which kernel runs each layer and why, memory, and speeds in tables.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show whether a model fits a GPU, how fast it will be, and, with --why, which kernel runs each layer and why.
 

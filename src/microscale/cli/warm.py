@@ -14,6 +14,7 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, out, print_json
+from microscale.cli.help import batching_option, device_option, output_option
 from microscale.cli.options import (
     BackendOption,
     BlockSizeOption,
@@ -61,14 +62,15 @@ def warm(
     moe_backend: MoeBackendOption = None,
     block_size: BlockSizeOption = 16,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens in one step of the server. Default: any number.", min=1)
+        int | None,
+        batching_option(help="Maximum number of tokens in one step of the server. Default: any number.", min=1),
     ] = None,
     speculative_config: SpeculativeOption = None,
     kernel_cache: KernelCacheOption = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Compiler processes. Default: as cores and memory allow.", min=1)
+        int | None, device_option(help="Compiler processes. Default: as cores and memory allow.", min=1)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Compile every kernel that a model may launch, so that a server that starts later compiles nothing.
 

@@ -10,7 +10,6 @@ One record holds the precision and what the user changed of it; the oracle, the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,17 +18,22 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.formats import BLOCK, FORMATS
 from microscale.kernels.numbers import FRAGMENT_ROWS
 from microscale.kernels.op import Activations
+from microscale.planning.option_values import (
+    AUTO,
+    KV_CACHE_DTYPES,
+    LAYERS,
+    MOE_ACTIVATIONS,
+    PRECISION_NAMES,
+    one_of,
+    parse_layer_formats,
+)
 
-LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
-"""What ``--layer-format`` takes."""
 BITS: Mapping[str, float] = {
     "bf16": 16.0,
     "fp8": 8.0,
     **{name: fmt.bytes_per_block * 8 / BLOCK for name, fmt in FORMATS.items()},
 }
 """Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
-MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
-KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
 """Dense layers of a draft head."""
 
@@ -162,33 +166,15 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 EXACT = PRECISIONS["exact"]
-AUTO = "auto"
-"""``--precision auto``, which ``engine/loading/precisions.py`` replaces by one of ``PRECISIONS``."""
 
 
 def make_precision(
     name: str = "exact", layer_formats: Sequence[str] = (), moe_activations: str = "auto", kv_cache_dtype: str = "auto"
 ) -> Precision:
     """The record of ``--precision``, ``--layer-format``, ``--moe-activations`` and ``--kv-cache-dtype``."""
-    _one_of("--precision", name, (*PRECISIONS, AUTO))
-    _one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
-    _one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-    chosen: dict[str, str] = {}
-    for text in layer_formats:
-        layer, equals, fmt = text.partition("=")
-        if not equals:
-            raise BadSetting(f"--layer-format {text!r} is not LAYER=FORMAT, such as lm_head=mxfp8.")
-        _one_of(f"--layer-format {text}: the layer", layer, LAYERS)
-        _one_of(f"--layer-format {text}: the format", fmt, BITS)
-        if chosen.get(layer, fmt) != fmt:
-            raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
-        chosen[layer] = fmt
+    one_of("--precision", name, PRECISION_NAMES)
+    one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
+    one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    chosen = parse_layer_formats(layer_formats)
     changed = {"moe_activations": moe_activations, "kv_cache_dtype": kv_cache_dtype}
     return replace(PRECISIONS.get(name, Precision(AUTO)), chosen=tuple(chosen.items()), **changed)
-
-
-def _one_of(option: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise BadSetting(f"{option} {value!r} is unknown; known are {', '.join(known)}{hint}")

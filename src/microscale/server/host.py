@@ -15,7 +15,7 @@ from microscale.server import error_texts
 from microscale.server.http.exchange import Exchange, Record
 from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
-from microscale.server.options import RequestLimits
+from microscale.server.options import RequestLimits, SamplingDefaults
 from microscale.server.requests.base import IGNORED_HEADER, Body, Ignored, IgnoredLog, ignored_header
 from microscale.server.requests.parsing import parse
 from microscale.server.structured.grammar_checker import GrammarChecker
@@ -46,6 +46,7 @@ class Host:
     """Origins of web pages that may call the server from a browser."""
     num_open: int = 0
     """Requests in progress."""
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     strict_requests: bool = False
     """Refuse unknown fields instead of ignoring them."""
     drafts: bool = False

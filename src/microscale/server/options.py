@@ -87,6 +87,21 @@ def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class SamplingDefaults:
+    """What requests get that do not choose it themselves. Without a ``generation_config.json``, OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def changed(self) -> dict[str, float]:
+        """What differs from OpenAI's defaults."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
+
+@dataclass(frozen=True)
 class ServeOptions:
     """How a model is served."""
 
@@ -99,6 +114,9 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     strict_requests: bool = False
+    chat_template: Path | None = None
+    """A template instead of the checkpoint's."""
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     limits: RequestLimits = field(default_factory=RequestLimits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0

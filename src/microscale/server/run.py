@@ -106,7 +106,7 @@ async def serve(options: ServeOptions) -> int:
 @contextlib.asynccontextmanager
 async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
     """Load the model and self-test it; yield what every request needs."""
-    chat_format = chat_format_for(options.tokenizer)
+    chat_format = chat_format_for(options.tokenizer, options.chat_template)
     metrics = Metrics(options.names[0], options.metrics_prefix)
     tokenizer = options.tokenizer
     vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
@@ -134,6 +134,7 @@ async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
             options.keys,
             options.allowed_hosts,
             allowed_origins=options.allowed_origins,
+            sampling=options.sampling,
             strict_requests=options.strict_requests,
             drafts=options.engine.speculative is not None,
             start_s=start_s,

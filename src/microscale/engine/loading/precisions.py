@@ -18,8 +18,9 @@ from microscale.errors import Unsupported
 from microscale.models.outline import Outline
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Activations
+from microscale.planning.option_values import AUTO
 from microscale.planning.plan import Setup
-from microscale.planning.precision import AUTO, EXACT, PRECISIONS
+from microscale.planning.precision import EXACT, PRECISIONS
 
 MAX_KL = 1e-3
 """Nats per token that ``auto`` may cost."""

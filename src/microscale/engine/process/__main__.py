@@ -93,7 +93,6 @@ def serve(connection: Connection, factory: str) -> None:
 
 def end_at_once(connection: Connection, error: MicroscaleError) -> None:
     """End the process because another rank failed while this one waits for requests, or for that rank."""
-    log.error("%s", error)
     os._exit(fail(connection, error))
 
 
@@ -120,7 +119,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OwnerGone:
         return 0
     except MicroscaleError as error:
-        log.error("%s", error)
         return fail(connection, error)
     except Exception as error:
         traceback.print_exc()
@@ -129,11 +127,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fail(connection: Connection, error: Exception) -> int:
-    """Send the error to the owner, if it still listens; return the exit status."""
+    """Send the error to the owner, which prints it; return the exit status. If the owner is gone, print it here."""
     if not isinstance(error, MicroscaleError):
         error = MicroscaleError(f"{type(error).__name__}: {error}")
-    with contextlib.suppress(OwnerGone):
+    try:
         connection.send_last(Failed(error), LAST_WORD_S)
+    except OwnerGone:
+        log.error("%s", error)
     return 2 if isinstance(error, BadMessage) else 1
 
 

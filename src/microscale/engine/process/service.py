@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
@@ -23,7 +24,7 @@ from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.output import Output, Stats
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
-from microscale.errors import MicroscaleError, QueueFull
+from microscale.errors import MicroscaleError, QueueFull, Unsupported
 from microscale.kernels.compiling.warming import LateKernels
 
 if TYPE_CHECKING:
@@ -113,6 +114,16 @@ class Service:
 
 def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     """The real engine. ``on_progress`` gets the bytes that are loaded and their total; with ``kernels``, kernels."""
+    try:
+        return _load(config, on_progress)
+    except torch.OutOfMemoryError as error:
+        raise Unsupported(
+            f"The GPU ran out of memory while {config.model} was loaded ({str(error).partition('. ')[0]}); another "
+            "program may have taken memory since it was measured: end that, or lower --gpu-memory-utilization."
+        ) from error
+
+
+def _load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     laps = Laps()
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None

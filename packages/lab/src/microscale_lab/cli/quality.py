@@ -12,6 +12,8 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import print_json
+from microscale.cli.help import measurement_option, output_option, precision_option, sampling_option
+from microscale.cli.options import DeviceOption
 from microscale.errors import BadSetting
 from microscale.models import embedded
 
@@ -22,14 +24,16 @@ def quality(
     ] = embedded.NAME,
     choice: Annotated[
         list[str] | None,
-        typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
+        precision_option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts per task. The shipped file has 32.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Maximum length of an answer in tokens, including reasoning.")] = 320,
-    tasks: Annotated[Path | None, typer.Option(help="File of tasks. Default: the embedded model's.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite the tables of this page for the model.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per choice as JSON.")] = False,
+    samples: Annotated[int, measurement_option(help="Prompts per task. The shipped file has 32.")] = 8,
+    max_tokens: Annotated[
+        int, sampling_option(help="Maximum length of an answer in tokens, including reasoning.")
+    ] = 320,
+    tasks: Annotated[Path | None, measurement_option(help="File of tasks. Default: the embedded model's.")] = None,
+    device: DeviceOption = "auto",
+    markdown: Annotated[Path | None, output_option(help="Rewrite the tables of this page for the model.")] = None,
+    as_json: Annotated[bool, output_option("--json", help="Print one object per choice as JSON.")] = False,
 ) -> None:
     """Measure what each precision costs: accuracy on held-out tasks, loss, divergence and agreement with float32.
 
