@@ -108,8 +108,8 @@ def test_stored_settings_outside_of_the_bounds_are_not_used(open_page: Open) -> 
         with page.expect_request(CHAT) as sent:
             ask(page, "Hello")
         body = sent_body(sent.value)
-        assert (body["temperature"], body["top_p"], body["reasoning_effort"]) == (1, 1, "medium")
-        assert "max_tokens" not in body
+        assert body["reasoning_effort"] == "medium"
+        assert not {"temperature", "top_p", "max_tokens"} & body.keys(), "the server has the model's own defaults"
         done(page)
 
 

@@ -3,7 +3,7 @@
 import { getKey, setKey } from "/web/api.js";
 import { $, h, keep, recall } from "/web/dom.js";
 
-const DEFAULTS = { effort: "medium", system: "", temperature: "1", top_p: "1", max_tokens: "", seed: "", tools: "" };
+const DEFAULTS = { effort: "medium", system: "", temperature: "", top_p: "", max_tokens: "", seed: "", tools: "" };
 const FIELDS = ["system", "temperature", "top_p", "max_tokens", "seed", "tools"];
 const SLIDERS = ["temperature", "top_p"];
 const EFFORTS = ["low", "medium", "high"];
