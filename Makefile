@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage katex lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-picture docs-reference docs-screens docs-serve quality coverage katex lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -182,6 +182,9 @@ docs: $(DOCS_INSTALLED) ## Build the documentation site into build/site
 docs-figures: $(INSTALLED) ## Write what `explain` predicts into the pages that say it; draw README's plot
 	PYTHONPATH=. $(BIN)/python -m tools.docs.figures
 	PYTHONPATH=. $(BIN)/python -m tools.docs.plot
+
+docs-picture: $(INSTALLED) browser ## Take the picture of the web page in README, with the embedded model
+	PYTHONPATH=tests:. $(BIN)/python -m tools.docs.screenshot
 
 docs-reference: $(INSTALLED) ## Write every flag and API route from the code into docs/flags.md and docs/api.md
 	PYTHONPATH=. $(BIN)/python -m tools.docs.reference

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly
 # Paths of the machine that built the site.
 PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(root|home)/\w|/simple/\w")
 # The widest tables and the longest lines.
-WIDE = ("index.html", "comparison.html", "benchmarks.html", "flags.html", "clients.html", "start/rtx_5090.html")
+WIDE = ("index.html", "comparison.html", "benchmarks.html", "flags.html", "clients.html", "recipes/from_vllm.html")
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +92,15 @@ def test_it_is_read_and_searched_without_a_network(site: Path) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         page.set_viewport_size({"width": 1280, "height": 800})
         page.goto(address + "index.html")
-        search(page, "swapoff", "dgx_spark")
+        search(page, "swapoff", "troubleshooting")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["index.html", "start/laptop.html"])
+@pytest.mark.parametrize("name", ["index.html", "recipes/codex.html"])
 def test_it_is_searched_when_opened_from_the_folder(name: str, site: Path) -> None:
     with offline_page(lambda url: url.startswith(site.as_uri()), 1280) as page:
         page.goto((site / name).as_uri())
-        search(page, "swapoff", "dgx_spark")
+        search(page, "swapoff", "troubleshooting")
 
 
 def test_the_menu_lists_pages_that_exist() -> None:

@@ -31,7 +31,7 @@ def test_what_it_starts_exists() -> None:
 
 def test_open_requests_have_their_time() -> None:
     assert int(value("TimeoutStopSec")) > 30
-    assert "`packaging/microscale.service`" in (ROOT / "docs/start/dgx_spark.md").read_text()
+    assert "`packaging/microscale.service`" in (ROOT / "docs/using.md").read_text()
 
 
 def test_systemd_has_no_complaint(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ def assemble(target: Path) -> None:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text(page(source))
     (target / GLOSSARY).write_text(glossary())
-    for folder in ("plots", "site"):
+    for folder in ("pictures", "plots", "site"):
         shutil.copytree(ROOT / DOCS / folder, target / folder)
+    for file in (ROOT / DOCS / "recipes").glob("*.yaml"):
+        shutil.copy(file, target / "recipes")
 
 
 def main() -> None:

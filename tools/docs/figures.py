@@ -1,7 +1,7 @@
-"""Writes what ``explain`` predicts for a card into the pages that quote a speed.
+"""Writes what ``explain`` predicts into the pages that quote a speed.
 
-A page holds the table between two comments; the first names the card and the rows. ``make docs-figures`` updates the
-tables, and a test compares them with ``explain``.
+A page holds a table between two comments. The first names a card and the rows, or, for the overview in README, the
+cards. ``make docs-figures`` updates the tables, and a test compares them with ``explain``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from microscale import hardware
 from microscale.explain import Question, explain
 from microscale.planning.precision import make_precision
 from tools.docs.links import ROOT
 
 BLOCK = re.compile(r"(<!-- explain (?P<card>\w+): (?P<rows>.+?) -->\n).*?(?=<!-- end of explain -->)", re.DOTALL)
+FITS = re.compile(r"(<!-- fits: (?P<cards>.+?) -->\n).*?(?=<!-- end of fits -->)", re.DOTALL)
 BATCHES = (1, 8, 64)
 CONTEXT = 4096
 PROMPT = 2048
@@ -26,16 +28,63 @@ HEAD = (
 )
 
 
+# The columns of the overview, and what they are called there.
+MODELS = {
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
+    "qwen3-30b-a3b": "Qwen3 30B-A3B",
+}
+PRECISIONS = ("exact", "balanced", "fast")
+
+
 def pages() -> Iterator[Path]:
     """Pages with such a table."""
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        if BLOCK.search(path.read_text()):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = path.read_text()
+        if BLOCK.search(text) or FITS.search(text):
             yield path
 
 
 def filled(text: str) -> str:
     """The page with its tables as ``explain`` predicts them now."""
+    text = FITS.sub(lambda found: found[1] + overview(found["cards"].split(", ")), text)
     return BLOCK.sub(lambda found: found[1] + table(found["card"], found["rows"]), text)
+
+
+def overview(cards: list[str]) -> str:
+    """What one sequence gets from each model on each card, in the first precision that fits."""
+    head = f"\n| card | {' | '.join(MODELS.values())} | known by |\n| --- |{' --- |' * len(MODELS)} --- |\n"
+    return head + "".join(map(_overview_row, cards)) + "\n"
+
+
+def _overview_row(card: str) -> str:
+    cells, known = [], {}
+    for model, title in MODELS.items():
+        found = (_fitting(card, model, precision) for precision in PRECISIONS)
+        cell, basis = next((each for each in found if each is not None), ("does not fit", ""))
+        cells.append(cell)
+        known.setdefault(basis, []).append(title)
+    known.pop("", None)
+    main = max(known, key=lambda basis: len(known[basis]))
+    others = (f"{basis}: {', '.join(titles)}" for basis, titles in known.items() if basis != main)
+    gpu = hardware.known(card)
+    name = re.sub(r"^NVIDIA (GeForce )?", "", gpu.name).replace("GB10", "DGX Spark (GB10)")
+    return f"| {name}, {gpu.memory_bytes / GIB:.0f} GiB | {' | '.join(cells)} | {'; '.join([main, *others])} |\n"
+
+
+def _fitting(card: str, model: str, precision: str) -> tuple[str, str] | None:
+    """The cell of the overview and how its figure is known, unless the model does not fit."""
+    report = predicted(card, model, precision)
+    if report.refusal is not None:
+        return None
+    decode = {(each["batch"], each["context"]): each for each in report.to_json()["predicted"]["decode"]}
+    figure = decode[1, CONTEXT]
+    return _speed(figure) + ("" if precision == "exact" else f" in `{precision}`"), figure["basis"]
+
+
+def predicted(card: str, model: str, precision: str) -> Any:
+    return explain(Question(model=model, gpu=card, precision=make_precision(precision, (), "auto", "auto")))
 
 
 def table(card: str, rows: str) -> str:
@@ -44,7 +93,7 @@ def table(card: str, rows: str) -> str:
 
 
 def row(card: str, model: str, precision: str) -> str:
-    report = explain(Question(model=model, gpu=card, precision=make_precision(precision, (), "auto", "auto")))
+    report = predicted(card, model, precision)
     data = report.to_json()
     needed = data["memory"]["bytes"]["total"] / GIB
     if report.refusal is not None:
@@ -57,6 +106,8 @@ def row(card: str, model: str, precision: str) -> str:
 
 
 def _speed(figure: dict[str, Any]) -> str:
+    if figure.get("low") is None:  # an estimate
+        return f"about {_short(figure['tok_s'])}"
     return f"{_short(figure['tok_s'])} ({_short(figure['low'])} to {_short(figure['high'])})"
 
 

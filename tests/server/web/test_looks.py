@@ -34,6 +34,10 @@ HEADER = """() => {
     lines: Math.max(...[...document.querySelectorAll(".bar a")].map((e) => e.getClientRects().length)),
   };
 }"""
+CONTROLS = """() => {
+  const boxes = ["#attach", "#effort", "#send"].map((each) => document.querySelector(each).getBoundingClientRect());
+  return [boxes.map((box) => box.top + box.height / 2), Math.max(...boxes.map((box) => box.right))];
+}"""
 COLOURS = """() => ({
   card: getComputedStyle(document.querySelector("#memory-card")).backgroundColor,
   bar: [...document.querySelectorAll(".memory-bar span:not(.free)")].map((e) => getComputedStyle(e).backgroundColor),
@@ -66,6 +70,25 @@ def test_on_a_phone_the_header_is_one_row(open_page: Open, width: int) -> None:
         page.screenshot(path=SCREENS / f"header-{width}.png")
         page.get_by_role("link", name="What is running").click()
         expect(page.locator("#running-title")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_on_a_phone_the_controls_of_the_message_box_are_one_row(open_page: Open, width: int) -> None:
+    """Also while an answer comes, when the speed is there too."""
+    tools = '[{"function": {"name": "get_weather"}, "type": "function"}]'
+    with open_page(SEEDS["endless"], tools=tools, system="Be brief.") as page:
+        page.set_viewport_size({"width": width, "height": NARROW["height"]})
+        expect(page.locator("#model")).to_be_visible()
+        expect(page.locator("#badges span")).to_have_text(["system prompt", "1 tool"])
+        expect(page.locator("#badges span").first).to_be_visible()
+        if width == NARROW["width"]:
+            expect(page.locator("#effort legend")).to_be_visible()
+        ask(page, "Count for ever")
+        expect(page.locator(".answer")).to_contain_text("and on and on")
+        middles, right = page.evaluate(CONTROLS)
+        assert max(middles) - min(middles) <= 1
+        assert right <= width
+        page.screenshot(path=SCREENS / f"controls-{width}.png")
 
 
 def test_on_a_phone_everything_fits_a_finger(open_page: Open) -> None:
