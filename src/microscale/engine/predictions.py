@@ -125,9 +125,7 @@ def make_points(
     return [predict(outline, plan, setup, *case, step_tokens) for case in cases if fits(*case[1:])]
 
 
-def step_limit_s(
-    outline: Outline, plan: Plan, setup: Setup, sequences: int, context: int, step_tokens: int
-) -> float:
+def step_limit_s(outline: Outline, plan: Plan, setup: Setup, sequences: int, context: int, step_tokens: int) -> float:
     """How long a step may take before the engine counts as hung: ten times the longest step's prediction. Times on a
     CPU are not predicted, and a prompt of a large model may take minutes there."""
     if setup.gpu.is_cpu:

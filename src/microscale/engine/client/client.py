@@ -98,9 +98,9 @@ class EngineClient:
         return self._link.pid
 
     @property
-    def has_ended(self) -> bool:
-        """The engine takes no more requests."""
-        return self._ended.done()
+    def why_ended(self) -> EngineDied | None:
+        """Why the engine takes no more requests; ``None`` while it does."""
+        return self._end() if self._ended.done() else None
 
     async def drain(self, deadline_s: float) -> int:
         """Let open requests finish within ``deadline_s`` and the process end; how many had to be aborted. A process
