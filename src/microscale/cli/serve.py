@@ -136,8 +136,19 @@ def serve(
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[
-        float, network_option(help="Seconds for open requests to finish after SIGTERM.", min=0)
+        float,
+        network_option(
+            help="Seconds from SIGTERM to the end. Requests still open 5 seconds before it are aborted.", min=0
+        ),
     ] = 30.0,
+    restart_engine: Annotated[
+        int,
+        network_option(
+            help="How many times to start the engine again if it ends. New requests wait while it loads. Default: the "
+            "server exits with it, for a service manager to restart.",
+            min=0,
+        ),
+    ] = 0,
     metrics_prefix: Annotated[str, network_option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
         "microscale"
     ),
@@ -175,6 +186,13 @@ def serve(
     max_unread_tokens: Annotated[
         int, limit_option(help="Maximum number of tokens that a client has not read yet.")
     ] = DEFAULTS.max_unread_tokens,
+    max_requests_per_client: Annotated[
+        int | None,
+        limit_option(
+            help="Maximum number of requests that one API key, or without keys one address, may have open. Further "
+            "requests get HTTP 429. Default: no limit."
+        ),
+    ] = DEFAULTS.max_requests_per_client,
 ) -> None:
     """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the small embedded model."""
     given = locals()  # options have the names of the limits, which a test checks
@@ -249,6 +267,7 @@ def serve(
             limits=limits,
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,
+            restart_engine=restart_engine,
             strict_eos=not is_dummy,
             launch=launch,
             on_ready=on_ready,

@@ -50,10 +50,13 @@ class RequestLimits:
     """How long a client may leave a full socket unread before its request is aborted."""
     max_unread_tokens: int = 8192
     """How far a client may fall behind the engine before its request is aborted."""
+    max_requests_per_client: int | None = None
+    """That may be open at once, by API key, or by address without keys."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if getattr(self, limit.name) <= 0:
+            value = getattr(self, limit.name)
+            if value is not None and value <= 0:
                 raise BadSetting(f"--{limit.name.replace('_', '-')} must be greater than 0.")
 
 
@@ -120,6 +123,8 @@ class ServeOptions:
     limits: RequestLimits = field(default_factory=RequestLimits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0
+    restart_engine: int = 0
+    """How many times an engine that ended is started again."""
     strict_eos: bool = True
     """Whether the model's end tokens must be the tokenizer's. False for random weights, which use another tokenizer."""
     launch: EngineProcess = field(default_factory=EngineProcess)

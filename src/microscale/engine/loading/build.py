@@ -22,7 +22,7 @@ from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.precisions import PrecisionOffer, precision_offers, precisions_line
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.pages import PagePool
-from microscale.engine.predictions import BATCHES, Point, make_points
+from microscale.engine.predictions import BATCHES, Point, make_points, step_limit_s
 from microscale.engine.runner import Model, ModelRunner
 from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
@@ -58,6 +58,8 @@ class Built:
     max_model_len: int
     plan: str
     """What runs and why, and where memory goes: see ``describe``."""
+    step_limit_s: float
+    """How long a step may take before the engine counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,10 @@ def build_engine(
         log.info(line)
     precisions = Precisions(prepared.setup.precision, offers, line)
     plan = describe(prepared.plan, precisions, prepared.memory, pages, predicted.result(), drafts, ranks)
+    shape = prepared.outline, prepared.plan, prepared.setup
+    limit_s = step_limit_s(*shape, limits.max_num_seqs, max_model_len, limits.max_num_batched_tokens)
     laps("description")
-    return Built(engine, config, max_model_len, plan)
+    return Built(engine, config, max_model_len, plan, limit_s)
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, costs: DraftCosts | None = None) -> Speculation | None:

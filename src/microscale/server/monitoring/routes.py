@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from msgspec import UNSET, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from microscale.errors import EngineDied, MicroscaleError
+from microscale.errors import EngineDied
 from microscale.server.host import Host
 from microscale.server.http.encoding import json_response
 from microscale.version import __version__
@@ -89,10 +89,9 @@ def add_monitoring(app: FastAPI, host: Host) -> None:
     @app.get("/ping", response_model=None)
     @app.get("/health", response_model=None)
     async def health() -> Response:
-        try:
-            host.check_open()
-        except MicroscaleError as error:
-            return json_response(Health("unavailable", str(error)), 503)
+        reason = host.why_unavailable()
+        if reason is not None:
+            return json_response(Health("unavailable", str(reason)), 503)
         return json_response(Health("ok", UNSET))
 
     @app.get("/load", response_model=None)
