@@ -12,7 +12,9 @@ from microscale.errors import BadSetting
 
 
 def prove(
-    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
+    gpu: Annotated[
+        str, typer.Option(help="A known card (rtx5090, gb10 …), or all: cards that between them start every kernel.")
+    ] = "all",
     op: Annotated[str | None, typer.Option(help="Only this op: moe, attention …")] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of processes. Default: one per core.")] = None,
     markdown: Annotated[
