@@ -26,7 +26,9 @@ BASES = {
 
 def answer_lines(report: Report) -> Iterator[str]:
     """The lines, in rich's markup. A line that is longer than ``WIDTH`` continues below itself."""
-    head = f"{report.outline.name} on {report.setup.gpu.name}, precision {report.setup.precision}"
+    ranks = report.question.tensor_parallel_size
+    cards = report.setup.gpu.name if ranks == 1 else f"{ranks} x {report.setup.gpu.name}"
+    head = f"{report.question.model} on {cards}, precision {report.setup.precision}"
     yield from _wrapped(head, "", bold=True)
     for label, text in (
         ("fits", _fits(report)),
@@ -51,7 +53,9 @@ def _fits(report: Report) -> str:
     if report.refusal is not None:
         return f"no: it needs {gib(memory.needed)} GiB, and {gib(memory.usable)} may be used ({memory.usable_because})"
     many = sequences_text(memory.max_sequences)
-    return f"yes: {gib(memory.needed)} of {gib(memory.usable)} GiB; up to {memory.max_context} tokens, or {many} of {memory.context}"
+    need = f"{gib(memory.needed)} of {gib(memory.usable)} GiB"
+    each = "" if report.question.tensor_parallel_size == 1 else " on each card"
+    return f"yes: {need}{each}; up to {memory.max_context} tokens, or {many} of {memory.context}"
 
 
 def _speed(report: Report) -> str:

@@ -173,3 +173,21 @@ KNOWN: dict[str, Gpu] = {
     "rtxpro4500": _card("NVIDIA RTX PRO 4500 Blackwell", 120, 82, 896, (220, 439, 879), 32, "GDDR7"),
     "rtxpro5000": _card("NVIDIA RTX PRO 5000 Blackwell", 120, 110, 1344, (258, 516, 1032), 48, "GDDR7"),
 }
+
+# Card → cards of the same SM that together start every kernel that it starts. ``prove --gpu all`` and most tests are
+# about those. ``tests/lab/prove/test_proved_by.py`` records the launches of both.
+PROVED_BY: dict[str, tuple[str, ...]] = {
+    "rtx3080": ("rtx3090",),
+    "rtx3090ti": ("rtx3090",),
+    "a6000": ("rtx3090",),
+    "a10": ("rtx3090",),
+    "rtx4080": ("rtx4090", "rtx4060ti"),
+    "rtx6000ada": ("rtx4090",),
+    "l4": ("rtx4060ti",),
+    "b300": ("gb300",),
+    "rtx5070ti": ("rtx5080",),
+    "rtxpro4000": ("rtx5080",),
+    "rtxpro4500": ("rtx5080",),
+    "rtxpro5000": ("rtx5080",),
+}
+REPRESENTATIVES = tuple(name for name in KNOWN if name not in PROVED_BY)

@@ -13,7 +13,9 @@ from microscale.errors import BadSetting
 
 
 def prove(
-    gpu: Annotated[str, model_option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
+    gpu: Annotated[
+        str, model_option(help="A known card (rtx5090, gb10 …), or all: cards that between them start every kernel.")
+    ] = "all",
     op: Annotated[str | None, measurement_option(help="Only this op: moe, attention …")] = None,
     jobs: Annotated[int | None, device_option(help="Number of processes. Default: one per core.")] = None,
     markdown: Annotated[

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from microscale.errors import BadSetting, Unsupported
-from microscale.hardware import KNOWN, known
+from microscale.hardware import PROVED_BY, REPRESENTATIVES, known
 from microscale.planning import registry
 from microscale_lab.markdown import write_section
 from microscale_lab.prove import executed_report
@@ -55,6 +55,8 @@ def run_prove(
         console.out(summary(rows), highlight=False)
     else:
         print_tables(rows, console)
+        if gpu == "all":
+            console.out("\n".join(proved_by_lines()), highlight=False)
     return 0 if all(row.ok for row in rows) else 1
 
 
@@ -83,7 +85,7 @@ def run_cases(
     if device == CUDA and present is None:
         raise Unsupported("--device cuda: there is no CUDA device here; --device cpu interprets the kernels instead.")
     where = CPU if present is None else CUDA
-    cards = [known(name) for name in (KNOWN if gpu == "all" else [gpu])]
+    cards = [known(name) for name in (REPRESENTATIVES if gpu == "all" else [gpu])]
     with _bar() as show:
         selected = select(cards, cases_of([op] if op else []), where, progress=show)
         selected = shorten(selected) if quick else selected
@@ -96,6 +98,16 @@ def run_cases(
     else:
         print_rows(rows, selected, console)
     return 1 if any(row.failed for row in rows) else 0
+
+
+def proved_by_lines() -> Iterator[str]:
+    """Which cards were not proved by themselves, and by which others they are covered."""
+    covered: dict[tuple[str, ...], list[str]] = {}
+    for name, others in PROVED_BY.items():
+        covered.setdefault(others, []).append(known(name).name)
+    for others, names in covered.items():
+        proved = " or ".join(known(other).name for other in others)
+        yield f"{', '.join(names)}: not compiled separately. Every kernel that they start is one of {proved}."
 
 
 def _check(op: str | None, jobs: int | None) -> None:
