@@ -80,6 +80,10 @@ ServedDevice = Annotated[
     str | None,
     device_option(metavar="auto|cpu|cuda|cuda:N", callback=check_device, help="For a MODEL: where it runs."),
 ]
+ServedYes = Annotated[
+    bool | None,
+    device_option("--yes", help="For a MODEL: run it on the CPU even at less than half a token per second."),
+]
 ServedThreads = Annotated[int | None, device_option(help="For a MODEL: number of CPU threads.", min=1, max=1024)]
 ServedPrecision = Annotated[
     str | None,
@@ -101,9 +105,10 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 def server_options(**given: Any) -> list[str]:
     """The options of a server to start, as `serve` takes them: ``max_model_len=4096`` is ``--max-model-len 4096``."""
-    return [
-        part for name, value in without_none(**given).items() for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    options: list[str] = []
+    for name, value in without_none(**given).items():
+        options += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return options
 
 
 def end_on_signals() -> None:

@@ -26,6 +26,7 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
@@ -58,6 +59,7 @@ def bench_model(
     max_num_batched_tokens: Annotated[int, batching_option(help="Maximum number of tokens in one step.")] = 8192,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     energy: Annotated[
@@ -81,6 +83,7 @@ def bench_model(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         precision=precision,
         layer_format=tuple(layer_format or ()),
         moe_activations=moe_activations,

@@ -32,6 +32,7 @@ from microscale.cli.asking import (
     ServedLoadFormat,
     ServedPrecision,
     ServedThreads,
+    ServedYes,
     SystemOption,
     TemperatureOption,
     TopPOption,
@@ -278,6 +279,7 @@ def chat(
     seed: SeedOption = None,
     load_format: ServedLoadFormat = None,
     device: ServedDevice = None,
+    yes: ServedYes = None,
     precision: ServedPrecision = None,
     max_model_len: ServedLength = None,
     threads: ServedThreads = None,
@@ -286,7 +288,12 @@ def chat(
     if model is not None and (" " in model.strip() or model.endswith("?")) and not Path(model).exists():
         raise BadSetting(f"{model[:80]!r} is a question and not a MODEL; microscale run QUESTION answers it.")
     options = server_options(
-        load_format=load_format, device=device, precision=precision, max_model_len=max_model_len, threads=threads
+        load_format=load_format,
+        device=device,
+        yes=yes,
+        precision=precision,
+        max_model_len=max_model_len,
+        threads=threads,
     )
     running = find_server(url, model, options)
     fields: dict[str, Any] = {"reasoning_effort": effort}

@@ -28,6 +28,7 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
@@ -48,6 +49,7 @@ def generate(
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     dtype: DtypeOption = "auto",
     backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
@@ -84,6 +86,7 @@ def generate(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         dtype=dtype,
         backend=backend,
         moe_backend=moe_backend,

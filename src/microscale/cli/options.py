@@ -125,6 +125,10 @@ DeviceOption = Annotated[
         metavar="auto|cpu|cuda|cuda:N", callback=check_device, help="Where to run. auto is the first GPU, or the CPU."
     ),
 ]
+YesOption = Annotated[
+    bool,
+    device_option("--yes", help="Run a model on the CPU even if it makes less than half a token per second."),
+]
 DtypeOption = Annotated[
     str,
     precision_option(

@@ -20,6 +20,7 @@ from microscale.cli.asking import (
     ServedLoadFormat,
     ServedPrecision,
     ServedThreads,
+    ServedYes,
     SystemOption,
     TemperatureOption,
     TopPOption,
@@ -56,6 +57,7 @@ def run(
     seed: SeedOption = None,
     load_format: ServedLoadFormat = None,
     device: ServedDevice = None,
+    yes: ServedYes = None,
     precision: ServedPrecision = None,
     max_model_len: ServedLength = None,
     threads: ServedThreads = None,
@@ -72,7 +74,12 @@ def run(
     fields: dict[str, Any] = {"messages": messages, "reasoning_effort": effort}
     fields |= without_none(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     options = server_options(
-        load_format=load_format, device=device, precision=precision, max_model_len=max_model_len, threads=threads
+        load_format=load_format,
+        device=device,
+        yes=yes,
+        precision=precision,
+        max_model_len=max_model_len,
+        threads=threads,
     )
     end_on_signals()
     with find_server(url, models[0] if models else None, options) as address:

@@ -42,6 +42,7 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
@@ -103,6 +104,7 @@ def serve(
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     dtype: DtypeOption = "auto",
     backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
@@ -210,6 +212,7 @@ def serve(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         dtype=dtype,
         backend=backend,
         moe_backend=moe_backend,
