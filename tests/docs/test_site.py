@@ -96,6 +96,21 @@ def test_it_is_read_and_searched_without_a_network(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_copy_button_takes_commands_without_prompts(site: Path) -> None:
+    with served(site) as address, offline_page(lambda url: urlsplit(url).hostname == "127.0.0.1", 1280) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.goto(address + "using.html")
+        block = page.locator(".highlight", has_text="microscale chat").first
+        assert "$ " in block.inner_text()
+        block.hover()
+        block.locator("[data-clipboard-target], .md-code__button, .md-clipboard").first.click()
+        page.wait_for_function("navigator.clipboard.readText().then((text) => text.includes('microscale chat'))")
+        copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.splitlines()[0].startswith(".venv/bin/microscale chat")
+    assert "$ " not in copied
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["index.html", "recipes/codex.html"])
 def test_it_is_searched_when_opened_from_the_folder(name: str, site: Path) -> None:
     with offline_page(lambda url: url.startswith(site.as_uri()), 1280) as page:
