@@ -26,7 +26,9 @@ PrecisionOption = Annotated[
 ]
 LayerFormatOption = Annotated[
     list[str] | None,
-    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp or experts = bf16, fp8, mxfp8 or mxfp4. Repeatable."),
+    typer.Option(
+        help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp or experts = bf16, fp8, mxfp8, mxfp4 or nvfp4. Repeatable."
+    ),
 ]
 MoeActivationsOption = Annotated[str, typer.Option(help="Format of the experts' activations: auto, bf16 or mxfp8.")]
 KvCacheDtypeOption = Annotated[str, typer.Option(help="Format of the KV cache: auto, bf16 or fp8.")]

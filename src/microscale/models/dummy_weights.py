@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from microscale.formats import BLOCK, MXFP4, BlockFormat, BlockScaled, ShapeOnly
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ShapeOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,10 @@ META = "meta"
 MXFP4_SCALES = range(118, 123)
 # Those E4M3 codes have an RMS of 0.85; under 2**-7 .. 2**-4 the weights have one of 0.03.
 MXFP8_SCALES = range(120, 124)
+# E4M3 from 32 to 208 in eighths of a binade, as a group's largest value over 6 is. Under 2**-13 they are near MXFP4's.
+NVFP4_SCALES = range(0x60, 0x76)
+NVFP4_GLOBAL_SCALE = 2.0**-13
+SCALES = {MXFP4: MXFP4_SCALES, MXFP8: MXFP8_SCALES, NVFP4: NVFP4_SCALES}
 
 
 class TensorMaker(Protocol):
@@ -78,12 +82,13 @@ class RandomTensors:
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         generator = self._generator(name, device)
-        codes = _random_bytes(_block_shapes(shape, fmt)[0], device, generator)
-        if fmt is MXFP4:
-            return BlockScaled(codes, _random_scales(shape, MXFP4_SCALES, device, generator), fmt)
-        # Signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades.
-        codes.bitwise_and_(0x9F).bitwise_or_(0x20)
-        return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), fmt)
+        codes_shape, scales_shape = fmt.shapes(shape)
+        codes = _random_bytes(codes_shape, device, generator)
+        if fmt.bits == 8:  # signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades
+            codes.bitwise_and_(0x9F).bitwise_or_(0x20)
+        scales = _random_scales(scales_shape, SCALES[fmt], device, generator)
+        row_scales = torch.full(shape[:-1], NVFP4_GLOBAL_SCALE, device=device) if fmt.has_row_scales else None
+        return BlockScaled(codes, scales, fmt, row_scales)
 
     def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
@@ -99,17 +104,11 @@ def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator:
 def _random_scales(
     shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator
 ) -> Tensor:
-    scales = (*shape[:-1], shape[-1] // BLOCK)
-    return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
+    return torch.randint(values.start, values.stop, shape, dtype=torch.uint8, device=device, generator=generator)
 
 
 def _dtype(float32: bool) -> torch.dtype:
     return torch.float32 if float32 else torch.bfloat16
-
-
-def _block_shapes(shape: tuple[int, ...], fmt: BlockFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of codes and of scales."""
-    return (*shape[:-1], shape[-1] * fmt.bits // 8), (*shape[:-1], shape[-1] // BLOCK)
 
 
 class ShapeTensors:
@@ -136,9 +135,9 @@ class ShapeTensors:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
-        codes, scales = _block_shapes(shape, fmt)
-        values, exponents = (torch.zeros(part, dtype=torch.uint8, device=META) for part in (codes, scales))
-        return BlockScaled(values, exponents, fmt)
+        values, scales = (torch.zeros(part, dtype=torch.uint8, device=META) for part in fmt.shapes(shape))
+        row_scales = torch.zeros(shape[:-1], device=META) if fmt.has_row_scales else None
+        return BlockScaled(values, scales, fmt, row_scales)
 
 
 class OutlineTensors:
@@ -163,8 +162,9 @@ class OutlineTensors:
         return self._shape((size,), 8)
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
-        codes, scales = _block_shapes(shape, fmt)
-        return BlockScaled(self._shape(codes, 1), self._shape(scales, 1), fmt)
+        values, scales = (self._shape(part, 1) for part in fmt.shapes(shape))
+        row_scales = self._shape(shape[:-1], 4) if fmt.has_row_scales else None
+        return BlockScaled(values, scales, fmt, row_scales)
 
     def _shape(self, shape: tuple[int, ...], itemsize: int) -> Tensor:
         made = ShapeOnly(shape, itemsize)

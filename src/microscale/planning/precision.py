@@ -25,9 +25,9 @@ LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
 BITS: Mapping[str, float] = {
     "bf16": 16.0,
     "fp8": 8.0,
-    **{name: fmt.bytes_per_block * 8 / BLOCK for name, fmt in FORMATS.items()},
+    **{name: fmt.bits_per_value for name, fmt in FORMATS.items()},
 }
-"""Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
+"""Bits of one weight, its share of the scale included (one scale a row is nothing)."""
 MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
@@ -60,7 +60,8 @@ class Precision:
         if name in dict(self.chosen):
             return dict(self.chosen)[name]
         planned = dict(self.formats).get(name, own)
-        return planned if BITS[planned] < BITS[own] else own
+        # Whole bits: another format of as many, such as MXFP4 for NVFP4, would only round once more.
+        return planned if int(BITS[planned]) < int(BITS[own]) else own
 
     def applied(self, layer: str, spec: Any) -> Any:
         """A layer's spec in the format that it will be held in."""
@@ -70,9 +71,9 @@ class Precision:
         if self.keeps_own(layer, spec) is not None:
             return spec
         columns = getattr(spec, "columns", BLOCK)  # widths of experts are checked with the config
-        if held in FORMATS and columns % BLOCK:
+        if held in FORMATS and columns % (block := FORMATS[held].block):
             raise Unsupported(
-                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {BLOCK} do not divide its {columns} "
+                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {block} do not divide its {columns} "
                 f"columns; add --layer-format {layer.partition('.')[0]}=fp8."
             )
         return replace(spec, weight_format=held)

@@ -70,7 +70,7 @@ class MoeSpec:
     hidden: int
     intermediate: int
     weight_format: str
-    """``mxfp4`` or ``mxfp8``."""
+    """``mxfp4``, ``mxfp8`` or ``nvfp4``."""
     activations: Activations
     gate: Gate
     bias: bool
