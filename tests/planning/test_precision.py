@@ -48,6 +48,8 @@ def test_what_the_plans_hold(
 def test_a_plan_never_widens_and_the_user_may() -> None:
     assert PRECISIONS["balanced"].format_of("qkv", "mxfp4") == "mxfp4"
     assert PRECISIONS["fast"].format_of("qkv", "nvfp4") == "nvfp4"
+    assert PRECISIONS["exact"].format_of("experts", "fp8_block") == "fp8_block"
+    assert PRECISIONS["balanced"].format_of("experts", "fp8_block") == "mxfp8"
     assert make_precision("balanced", ["qkv=bf16"]).format_of("qkv.full", "mxfp8") == "bf16"
 
 
@@ -87,7 +89,7 @@ def test_columns_that_blocks_do_not_divide() -> None:
     assert make_precision("fast", ["o=fp8"]).applied("o", spec).weight_format == "fp8"
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "fp8", "nvfp4"])
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "fp8", "nvfp4", "fp8_block"])
 def test_chunks_give_what_the_whole_gives(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     whole = encode_channels(x) if fmt == "fp8" else encode(x, FORMATS[fmt])

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import fp8, mxfp4, mxfp8, nvfp4
+from microscale.formats import fp8, fp8_block, mxfp4, mxfp8, nvfp4
 from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales
 from microscale.formats.fp8 import ChannelScaled
 from microscale.formats.fp8 import encode as encode_channels
+from microscale.formats.fp8_block import FP8_BLOCK
 from microscale.formats.mxfp4 import MXFP4
 from microscale.formats.mxfp8 import MXFP8
 from microscale.formats.nvfp4 import NVFP4
@@ -19,10 +20,10 @@ from microscale.formats.shape_only import ShapeOnly
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8, NVFP4)}
+FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8, NVFP4, FP8_BLOCK)}
 
-_ENCODERS = {MXFP4: mxfp4.encode, MXFP8: mxfp8.encode, NVFP4: nvfp4.encode}
-_DECODERS = {MXFP4: mxfp4.decode, MXFP8: mxfp8.decode, NVFP4: nvfp4.decode}
+_ENCODERS = {MXFP4: mxfp4.encode, MXFP8: mxfp8.encode, NVFP4: nvfp4.encode, FP8_BLOCK: fp8_block.encode}
+_DECODERS = {MXFP4: mxfp4.decode, MXFP8: mxfp8.decode, NVFP4: nvfp4.decode, FP8_BLOCK: fp8_block.decode}
 
 
 def block_format(name: str) -> BlockFormat:
@@ -49,6 +50,7 @@ def decode(tensor: BlockScaled | ChannelScaled, dtype: torch.dtype | None = None
 __all__ = [
     "BLOCK",
     "FORMATS",
+    "FP8_BLOCK",
     "MXFP4",
     "MXFP8",
     "NVFP4",

@@ -42,20 +42,22 @@ class BlockFormat:
     max_exponent: int
     max_value: float
     block: int = BLOCK
+    scale_bytes: int = 1
+    """Four: the scales are float32, not bytes."""
     has_row_scales: bool = False
     """NVFP4: the scale bytes are E4M3, under one more float32 scale. The MX formats have E8M0 and nothing else."""
 
     @property
     def bytes_per_block(self) -> int:
-        return self.block * self.bits // 8 + 1
+        return self.block * self.bits // 8 + self.scale_bytes
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of codes and of scale bytes of a tensor of this shape."""
+        """The shapes of codes and of scales of a tensor of this shape."""
         return (*shape[:-1], shape[-1] * self.bits // 8), (*shape[:-1], shape[-1] // self.block)
 
     @property
     def bits_per_value(self) -> float:
-        """Share of the scale bytes included. One float32 per row is nothing."""
+        """Share of the block's scale included. One float32 per row is nothing."""
         return self.bytes_per_block * 8 / self.block
 
 
@@ -63,9 +65,10 @@ class BlockFormat:
 class BlockScaled:
     """One logical tensor ``[..., K]`` in a block format.
 
-    ``values`` is u8 ``[..., K * bits / 8]`` (four bits: the low nibble is the even element) and ``scales`` is u8
-    ``[..., K / block]``. ``row_scales``, of NVFP4 alone, is float32 ``[...]`` and is multiplied on top: a checkpoint
-    has one number for each matrix, which all of its rows have here, so that matrices can be joined.
+    ``values`` is u8 ``[..., K * bits / 8]`` (four bits: the low nibble is the even element) and ``scales`` is
+    ``[..., K / block]``, u8 or (``fp8_block``) float32. ``row_scales``, of NVFP4 alone, is float32 ``[...]`` and is
+    multiplied on top: a checkpoint has one number for each matrix, which all of its rows have here, so that matrices
+    can be joined.
     """
 
     values: Tensor
@@ -75,8 +78,9 @@ class BlockScaled:
 
     def __post_init__(self) -> None:
         name, block = self.format.name, self.format.block
-        if not _holds_bytes(self.values) or not _holds_bytes(self.scales):
-            raise Unsupported(f"{name} values and scales are bytes, not {self.values.dtype} and {self.scales.dtype}.")
+        if not holds(self.values, 1) or not holds(self.scales, self.format.scale_bytes):
+            kinds = "values and scales are bytes" if self.format.scale_bytes == 1 else "has bytes and float32 scales"
+            raise Unsupported(f"{name} {kinds}, not {self.values.dtype} and {self.scales.dtype}.")
         blocks = self.values.shape[-1] * 8 // self.format.bits
         if self.values.shape[:-1] != self.scales.shape[:-1] or blocks != self.scales.shape[-1] * block:
             raise Unsupported(
@@ -86,7 +90,7 @@ class BlockScaled:
         rows = self.row_scales
         if (rows is not None) != self.format.has_row_scales:
             raise Unsupported(f"{name} has {'one' if self.format.has_row_scales else 'no'} float32 scale per row.")
-        if rows is not None and (rows.shape != self.values.shape[:-1] or rows.itemsize != torch.float32.itemsize):
+        if rows is not None and (rows.shape != self.values.shape[:-1] or not holds(rows, 4)):
             raise Unsupported(f"{name} has one float32 scale per row, not {tuple(rows.shape)} of {rows.dtype}.")
 
     @property
@@ -116,8 +120,11 @@ class BlockScaled:
         return self.map(lambda tensor: tensor.to(device))
 
 
-def _holds_bytes(tensor: Tensor | ShapeOnly) -> bool:
-    return tensor.itemsize == 1 if isinstance(tensor, ShapeOnly) else tensor.dtype == torch.uint8
+def holds(tensor: Tensor | ShapeOnly, num_bytes: int) -> bool:
+    """Whether its numbers are bytes (1) or float32 (4)."""
+    if isinstance(tensor, ShapeOnly):
+        return tensor.itemsize == num_bytes
+    return tensor.dtype == (torch.uint8 if num_bytes == 1 else torch.float32)
 
 
 def decode_scales(scales: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -77,5 +77,5 @@ def decode(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
     assert tensor.row_scales is not None
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     scales = tensor.scales.view(torch.float8_e4m3fn).to(wide)
-    blocks = decode_codes(tensor.values).to(wide).unflatten(-1, (-1, NVFP4.block)) * scales[..., None]
+    blocks: Tensor = decode_codes(tensor.values).to(wide).unflatten(-1, (-1, NVFP4.block)) * scales[..., None]
     return (blocks.flatten(-2) * tensor.row_scales.to(wide)[..., None]).to(dtype)

@@ -18,7 +18,7 @@ from microscale.planning import registry
 from microscale.planning.choose_kernel import Freedom, Preference, decide_layer
 from microscale.planning.decision import Decision, Plan, Rejected
 from microscale.planning.estimate import Estimate, estimate
-from microscale.planning.precision import BITS, EXACT, Precision
+from microscale.planning.precision import BITS, CHOICES, EXACT, Precision
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
 """Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
@@ -131,7 +131,7 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
     # A BF16 checkpoint's experts run in no format of their own.
     if own is not None and (precision.format_of(use.layer, own) != own or (use.op, own) == ("moe", "bf16")):
         layer, held = use.layer.partition(".")[0], precision.format_of(use.layer, own)
-        for fmt in sorted(BITS, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
+        for fmt in sorted(CHOICES, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
             chosen = {**dict(precision.chosen), layer: fmt}
             other = replace(precision, chosen=tuple(chosen.items()))
             tries.append((precision.option(layer), f"--layer-format {layer}={fmt}", other))

@@ -3,7 +3,8 @@
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
 meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
-``exact`` refuses them. A precision never widens what a checkpoint stores narrower.
+``exact`` refuses them. So do they with FP8 under scales of 128 x 128 values; ``exact`` decodes it. A precision never
+widens what a checkpoint stores narrower.
 
 One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.errors import BadSetting, Unsupported
-from microscale.formats import BLOCK, FORMATS
+from microscale.formats import BLOCK, FORMATS, FP8_BLOCK
 from microscale.kernels.numbers import FRAGMENT_ROWS
 from microscale.kernels.op import Activations
 
@@ -28,6 +29,8 @@ BITS: Mapping[str, float] = {
     **{name: fmt.bits_per_value for name, fmt in FORMATS.items()},
 }
 """Bits of one weight, its share of the scale included (one scale a row is nothing)."""
+CHOICES = tuple(fmt for fmt in BITS if fmt != FP8_BLOCK.name)
+"""What ``--layer-format`` takes: not the format that only checkpoints have."""
 MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
@@ -173,7 +176,7 @@ def make_precision(
         if not equals:
             raise BadSetting(f"--layer-format {text!r} is not LAYER=FORMAT, such as lm_head=mxfp8.")
         _one_of(f"--layer-format {text}: the layer", layer, LAYERS)
-        _one_of(f"--layer-format {text}: the format", fmt, BITS)
+        _one_of(f"--layer-format {text}: the format", fmt, CHOICES)
         if chosen.get(layer, fmt) != fmt:
             raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
         chosen[layer] = fmt

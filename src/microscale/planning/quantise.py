@@ -80,10 +80,8 @@ def take_rows(weight: Weight, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``[n, K]`` of ``weight [rows, K]`` with these numbers, decoded: an embedding's look-up."""
     if _is_shape(weight):
         return torch.empty((*rows.shape, weight.shape[-1]), dtype=dtype, device=weight.device)
-    if isinstance(weight, BlockScaled):
+    if isinstance(weight, BlockScaled | ChannelScaled):
         return decode(weight[rows], dtype)
-    if isinstance(weight, ChannelScaled):
-        return decode(ChannelScaled(weight.values[rows], weight.scales[rows]), dtype)
     return torch.nn.functional.embedding(rows, weight).to(dtype)
 
 
