@@ -11,7 +11,7 @@ AUTO = "auto"
 """``--precision auto``, which ``engine/loading/precisions.py`` replaces by one of the others."""
 PRECISION_NAMES = ("exact", "balanced", "fast", AUTO)
 LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
-LAYER_FORMATS = ("bf16", "fp8", "mxfp4", "mxfp8")
+LAYER_FORMATS = ("bf16", "fp8", "mxfp4", "mxfp8", "nvfp4")
 MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 

@@ -3,7 +3,8 @@
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
 meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
-``exact`` refuses them. A precision never widens what a checkpoint stores narrower.
+``exact`` refuses them. So do they with FP8 under scales of 128 x 128 values; ``exact`` decodes it. A precision never
+widens what a checkpoint stores narrower.
 
 One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
@@ -31,9 +32,9 @@ from microscale.planning.option_values import (
 BITS: Mapping[str, float] = {
     "bf16": 16.0,
     "fp8": 8.0,
-    **{name: fmt.bytes_per_block * 8 / BLOCK for name, fmt in FORMATS.items()},
+    **{name: fmt.bits_per_value for name, fmt in FORMATS.items()},
 }
-"""Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
+"""Bits of one weight, its share of the scale included (one scale a row is nothing)."""
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
 """Dense layers of a draft head."""
 
@@ -64,7 +65,8 @@ class Precision:
         if name in dict(self.chosen):
             return dict(self.chosen)[name]
         planned = dict(self.formats).get(name, own)
-        return planned if BITS[planned] < BITS[own] else own
+        # Whole bits: another format of as many, such as MXFP4 for NVFP4, would only round once more.
+        return planned if int(BITS[planned]) < int(BITS[own]) else own
 
     def applied(self, layer: str, spec: Any) -> Any:
         """A layer's spec in the format that it will be held in."""
@@ -74,9 +76,9 @@ class Precision:
         if self.keeps_own(layer, spec) is not None:
             return spec
         columns = getattr(spec, "columns", BLOCK)  # widths of experts are checked with the config
-        if held in FORMATS and columns % BLOCK:
+        if held in FORMATS and columns % (block := FORMATS[held].block):
             raise Unsupported(
-                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {BLOCK} do not divide its {columns} "
+                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {block} do not divide its {columns} "
                 f"columns; add --layer-format {layer.partition('.')[0]}=fp8."
             )
         return replace(spec, weight_format=held)
