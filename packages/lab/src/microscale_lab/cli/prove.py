@@ -24,7 +24,8 @@ def prove(
         str | None, typer.Option(help="With --run: cuda, or cpu (interpreter). Default: cuda if there is a GPU.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="With --run: only a few cases that cover every kernel function.")
+        bool,
+        typer.Option("--quick", help="With --run: only a few cases, which take every path and launch every function."),
     ] = False,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
