@@ -31,7 +31,10 @@ def prove(
         str | None, device_option(help="With --run: cuda, or cpu (interpreter). Default: cuda if there is a GPU.")
     ] = None,
     quick: Annotated[
-        bool, measurement_option("--quick", help="With --run: only a few cases that cover every kernel function.")
+        bool,
+        measurement_option(
+            "--quick", help="With --run: only a few cases, which take every path and launch every function."
+        ),
     ] = False,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
