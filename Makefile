@@ -199,7 +199,7 @@ docs-serve: docs ## The documentation site at http://127.0.0.1:8001; run it agai
 	$(PYTHON) -m http.server 8001 --bind 127.0.0.1 --directory build/site
 
 quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites the tables of docs/quality.md
-	$(BIN)/microscale quality --markdown docs/quality.md
+	$(BIN)/microscale quality --markdown docs/quality.md --record
 
 cost: $(INSTALLED) ## What the server itself costs a token, with a scripted engine; on a quiet machine
 	PYTHONPATH=tests $(BIN)/python -m support.server_cost

@@ -7,6 +7,10 @@ import pytest
 from tools import architecture
 from tools.architecture import Source, violations
 
+WAIT = (
+    "# mypy: ignore-errors\nfrom triton.language.extra.cuda import gdc_wait\n"
+    "from microscale.kernels.pdl_jit import let_next_begin_and_wait\n"
+)
 JIT = "from microscale.kernels.moe import pairs_jit as jit\n"
 WRONG = [
     ("models/gpt_oss/model.py", "from microscale.engine import engine"),
@@ -43,6 +47,8 @@ WRONG = [
     ("kernels/op.py", "tile = tiles.Tile(16, 64, 4, 3)"),
     ("kernels/op.py", "tile = replace(tile, registers=168)"),
     ("kernels/op.py", "x = gpu.has(Feature.WGMMA)"),
+    ("kernels/dense/a_jit.py", WAIT + "def f(x):\n    for i in range(4):\n        if PDL:\n            gdc_wait()"),
+    ("kernels/dense/a_jit.py", WAIT + "def f(x):\n    while x > 0:\n        let_next_begin_and_wait()"),
     ("unheard_of.py", ""),
 ]
 RIGHT = [
@@ -50,6 +56,10 @@ RIGHT = [
     ("engine/engine.py", "'''Runs on SM90.'''\nx = 1  # SM120\nnum_sms = 132\nfamily = 'small'\nRow(sm=task.sm)"),
     ("engine/engine.py", "GPUTarget('cuda', sm, 32)"),
     ("server/host.py", "'''As Gemma has it.'''\nArgument(help='A preset (gpt-oss-120b …)')\nname = 'gpt-oss-20b'"),
+    (
+        "kernels/dense/a_jit.py",
+        WAIT + "def f(x):\n    gdc_wait()\n    for i in range(4):\n        gdc_launch_dependents()",
+    ),
     ("kernels/op.py", "launch(jit.small, grid, arguments)\nentry = table[key]"),
     ("kernels/op.py", "def run(x, tokens):\n    if not tokens:\n        return y\n    launch(a)"),
     ("kernels/op.py", "def run(x, residual):\n    return y if residual is None else add(y, residual)"),

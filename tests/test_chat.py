@@ -15,8 +15,9 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from microscale.cli import chat as chat_command
-from microscale.cli.chat import AnswerView, clean, split_finished
+from microscale.cli import asking
+from microscale.cli.asking import clean
+from microscale.cli.chat import AnswerView, split_finished
 from microscale.cli.chat_client import ChatServer, ServerError
 from microscale.errors import BadSetting
 from support.live_server import KEY, Live, live
@@ -57,7 +58,7 @@ def test_a_conversation(server: Live, tmp_path: Path) -> None:
         ask(screen, "/retry", "The user asks about block scaling", "974 tokens")
         ask(screen, "/effort extreme", "error: The effort is medium; it can be low, medium, high")
         ask(screen, "/effort high", "effort: high")
-        ask(screen, "/temperature 3", "error: The temperature is 1; it can be 0 to 2")
+        ask(screen, "/temperature 3", "error: The temperature is the model's own; it can be 0 to 2")
         ask(screen, "/temperature 0.5", "temperature: 0.5")
         ask(screen, "/system", "system prompt cleared")
         ask(screen, "/help", r"/system \[TEXT\]", "/save FILE", r"Ctrl-C stops an answer\. End a line with \\ to")
@@ -171,10 +172,10 @@ def test_what_cannot_be_reached_is_said(server: Live) -> None:
 def test_the_server_that_runs_here_is_taken_and_else_the_embedded_model(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_command, "started_server", nullcontext)
-    monkeypatch.setattr(chat_command, "USUAL_URL", server.v1)
+    monkeypatch.setattr(asking, "started_server", nullcontext)
+    monkeypatch.setattr(asking, "USUAL_URL", server.v1)
     # An address, and of a server that would be started its arguments.
-    find: Callable[..., AbstractContextManager[object]] = chat_command.find_server
+    find: Callable[..., AbstractContextManager[object]] = asking.find_server
     for url, model, options, found in (
         (None, None, [], server.v1),
         (None, "gpt-oss-tiny", [], ["gpt-oss-tiny"]),
@@ -183,7 +184,7 @@ def test_the_server_that_runs_here_is_taken_and_else_the_embedded_model(
     ):
         with find(url, model, options) as address:
             assert address == found
-    monkeypatch.setattr(chat_command, "USUAL_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(asking, "USUAL_URL", "http://127.0.0.1:9/v1")
     with find(None, None, []) as address:
         assert address == ["demo"]
     with pytest.raises(BadSetting, match="--device for a model to serve meanwhile, not both"):

@@ -18,7 +18,7 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
 from microscale.explain.report import shared_memory
 from microscale.explain.text import path_reasons, path_spans, path_text
-from microscale.hardware import GIB, KNOWN, Feature, Gpu
+from microscale.hardware import GIB, KNOWN, REPRESENTATIVES, Feature, Gpu
 from microscale.kernels.moe.paths import BF16_PATHS
 from microscale.kernels.moe.small_batch import LIST_PAIRS
 from microscale.models.config import LayerKind
@@ -85,7 +85,7 @@ def golden(model: str, card: str) -> Iterator[str]:
         yield ""
 
 
-@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("card", REPRESENTATIVES)
 @pytest.mark.parametrize("model", MODELS)
 def test_decisions_are_the_golden_ones(model: str, card: str, request: pytest.FixtureRequest) -> None:
     """After a change that is meant: ``pytest tests/test_explain.py --regenerate-golden``, and read the diff."""
@@ -120,7 +120,7 @@ def record_steps(model: str, gpu: Gpu, precision: str) -> dict[Kernel, Launch]:
     return found
 
 
-@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("card", REPRESENTATIVES)
 def test_no_kernel_is_chosen_that_the_card_cannot_run(card: str) -> None:
     """What is chosen promises ``prove`` only matrix instructions that the card has, and is never the reference."""
     gpu = KNOWN[card]

@@ -48,7 +48,7 @@ def test_an_answer_that_is_cut_off_says_so_on_standard_error(server: Live) -> No
     [
         (("What", "is", "2 + 2?"), "Put the question in quotes"),
         (("-",), "The question is empty"),
-        (("Hi", "--effort", "extreme"), "--effort 'extreme' is not one of low, medium, high"),
+        (("Hi", "--effort", "extreme"), "--effort 'extreme' is unknown; known are low, medium, high"),
         (("Hi", "--url", "http://127.0.0.1:9"), "does not answer"),
     ],
 )

@@ -448,6 +448,48 @@ def kernels_ask_for_listed_features(source: Source) -> Iterator[Violation]:
         yield 1, f"asks for the features {sorted(asked)}, and the table of instructions lists {sorted(listed)}"
 
 
+WAIT = "triton.language.extra.cuda.gdc_wait"
+
+
+def _called(source: Source, node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of every function that a node of a jit file calls by its plain name."""
+    module = f"microscale.{source.place.removesuffix('.py').replace('/', '.')}"
+    full = {name.rpartition(".")[2]: name for _, name in source.imports}
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            yield call.lineno, full.get(call.func.id, f"{module}.{call.func.id}")
+
+
+def _waiting_functions() -> set[str]:
+    """``gdc_wait``, and the jit functions that call it, directly or not."""
+    callees: dict[str, set[str]] = {}
+    for path in CORE.rglob("kernels/**/*_jit.py"):
+        source = Source(path.relative_to(CORE).as_posix(), path.read_text())
+        module = f"microscale.{source.place.removesuffix('.py').replace('/', '.')}"
+        for node in source.nodes:
+            if isinstance(node, ast.FunctionDef):
+                callees[f"{module}.{node.name}"] = {name for _, name in _called(source, node)}
+    waiting, before = {WAIT}, 0
+    while len(waiting) > before:
+        before = len(waiting)
+        waiting |= {name for name, called in callees.items() if called & waiting}
+    return waiting
+
+
+WAITING_FUNCTIONS = _waiting_functions()
+
+
+def kernels_wait_outside_of_loops(source: Source) -> Iterator[Violation]:
+    """Triton 3.7.1 moves the loads of a pipelined loop above a ``gdc_wait`` inside of it (SM 9.0)."""
+    if not source.is_jit:
+        return
+    for loop in source.nodes:
+        if isinstance(loop, ast.For | ast.While):
+            for line, name in _called(source, loop):
+                if name in WAITING_FUNCTIONS:
+                    yield line, f"{name.rpartition('.')[2]} calls gdc_wait, and a loop may not; wait before it"
+
+
 RULES: tuple[Callable[[Source], Iterator[Violation]], ...] = (
     imports_point_down,
     server_imports_point_down,
@@ -461,6 +503,7 @@ RULES: tuple[Callable[[Source], Iterator[Violation]], ...] = (
     only_the_oracle_reads_paths,
     kernels_make_no_tiles,
     kernels_ask_for_listed_features,
+    kernels_wait_outside_of_loops,
 )
 
 

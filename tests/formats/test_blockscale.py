@@ -255,5 +255,5 @@ def test_refusals() -> None:
         BlockScaled(torch.zeros(2, 16), torch.zeros(2, 1, dtype=torch.uint8), MXFP4)
     with pytest.raises(Unsupported, match="no axis"):
         encode(torch.zeros(32), MXFP4)[0]
-    with pytest.raises(Unsupported, match="mxfp4, mxfp8"):
-        block_format("nvfp4")
+    with pytest.raises(Unsupported, match="mxfp4, mxfp8, nvfp4, fp8_block"):
+        block_format("nvfp8")

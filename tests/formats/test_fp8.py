@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import ChannelScaled, decode, encode_channels
+from microscale.formats import FP8_BLOCK, BlockScaled, ChannelScaled, decode, encode, encode_channels
 from microscale.formats.fp8 import SMALLEST_SCALE
 from microscale_lab.cases.errors import step
 
@@ -82,3 +82,26 @@ def test_refusals() -> None:
         ChannelScaled(torch.zeros(4, dtype=torch.uint8), torch.ones(()))[0]
     with pytest.raises(Unsupported, match=r"not torch\.int64"):
         encode_channels(torch.ones(2, 4, dtype=torch.int64))
+
+
+def test_blocks_hold_e4m3_under_any_scale() -> None:
+    """What FP8 checkpoints have: exact under scales of blocks, rows or matrices, and found again by encoding."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.where((codes & 0x7F) == 0x7F, 0, codes).repeat(3, 1)
+    scales = torch.tensor([1.0, 0.37, 2.0**-100])[:, None].repeat(1, 8)
+    tensor = BlockScaled(codes, scales, FP8_BLOCK)
+    expected = codes.view(torch.float8_e4m3fn).double() * scales.double().repeat_interleave(32, dim=1)
+    assert torch.equal(decode(tensor, torch.float64), expected)
+    assert torch.equal(decode(tensor), expected.float())
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    once = decode(encode(x, FP8_BLOCK))
+    assert ((once - x).abs() <= x.abs() * 2**-4 + x.abs().max() * 2**-17).all()
+    torch.testing.assert_close(decode(encode(once, FP8_BLOCK)), once, rtol=1e-6, atol=0)
+    x[3, 40] = math.nan
+    x[5] = 0
+    bad = decode(encode(x, FP8_BLOCK))
+    assert bad[3, 32:].isnan().all()
+    assert bad.isnan().sum() == 32
+    assert not bad[5].any()
+    with pytest.raises(Unsupported, match="fp8_block has bytes and float32 scales"):
+        BlockScaled(codes, codes[:, :8], FP8_BLOCK)

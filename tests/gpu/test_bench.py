@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.bench import model
+from microscale.bench.cases import make_cases
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
@@ -36,5 +37,5 @@ def test_steps_of_a_model(name: str) -> None:
     overrides = {"num_hidden_layers": 6}
     loaded = load_model(EngineConfig(name, load_format="dummy", device="cuda", hf_overrides=overrides))
     described = outline(name, loaded.config, Activations.BF16, loaded.page_size, 4096)
-    cases = model.make_cases(["pp512", "pp2048", "tg32"], [1, 8, 64], [128], loaded.config.max_context)
+    cases = make_cases(["pp512", "pp2048", "tg32"], [1, 8, 64], [128])
     assert list(model.run(loaded, described, Setup(detect(), Activations.BF16), cases, repeats=1))

@@ -17,7 +17,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_inputs import StepInputs
 from microscale.engine.work import Work
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
-from microscale.hardware import KNOWN, Gpu, cpu, detect
+from microscale.hardware import KNOWN, REPRESENTATIVES, Gpu, cpu, detect
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
@@ -41,7 +41,7 @@ from support.capture import HostRead, NoHostReads, check_capturable
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-GPUS: list[Gpu] = [detect()] if ON_GPU else [cpu(), *KNOWN.values()]
+GPUS: list[Gpu] = [detect()] if ON_GPU else [cpu(), *(KNOWN[name] for name in REPRESENTATIVES)]
 CAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturable is None]
 ROWS = [1, 5, 70]
 Call = Callable[[], object]
@@ -257,7 +257,7 @@ def plan_of(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("card", REPRESENTATIVES)
 def test_what_a_card_runs_in_bf16_is_captured(card: str, precision: str) -> None:
     """Up to as many sequences as decode together. A kernel that forgot to say so would cost the graphs."""
     plan = plan_of("gpt-oss-20b", card, Activations.BF16, precision)

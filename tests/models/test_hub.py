@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from microscale import hardware
-from microscale.cli import serve
+from microscale.cli.serve_files import find_tokenizer
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
@@ -237,7 +237,7 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
     assert "\n" not in str(raised.value)
     # The server asks for the tokenizer first, and says the same.
     with pytest.raises(MicroscaleError, match=message):
-        serve.find_tokenizer(f"owner/{name}", offline=False, is_dummy=False)
+        find_tokenizer(f"owner/{name}", None, offline=False, is_dummy=False)
     assert set(here.fetched) <= SMALL, here.fetched
 
 

@@ -59,9 +59,6 @@ class Spy(Ops):
         self.names[id(bound)] = layer
         return bound
 
-    def moe(self, *args: Any, **options: Any) -> Any:
-        return self.keep("moe", "experts", super().moe(*args, **options))
-
     def experts(self, layer: str, *args: Any, **options: Any) -> Any:
         return self.keep("moe", layer, super().experts(layer, *args, **options))
 

@@ -305,7 +305,7 @@ SCALES = "model.layers.0.mlp.experts.down_proj_scales"
     [
         ("gpt_oss", SINKS, removed, f"lacks tensor '{SINKS}'"),
         ("gpt_oss", SINKS, lambda t: torch.zeros(5).bfloat16(), "has shape [5], but the config asks for [4]"),
-        ("gpt_oss", SINKS, lambda t: t.float(), f"tensor '{SINKS}' has type F32, not BF16"),
+        ("gpt_oss", SINKS, lambda t: t.float(), f"tensor '{SINKS}' has type F32, not BF16 or F16"),
         ("gpt_oss", SCALES, lambda t: t.view(torch.int8), f"tensor '{SCALES}' has type I8, not U8"),
         ("gpt_oss", "model.layers.2.self_attn.sinks", lambda t: torch.zeros(4), "2.self_attn.sinks' is no part"),
         ("gpt_oss", "rotary.inv_freq", lambda t: torch.zeros(4), "'rotary.inv_freq' is no part of the model"),
@@ -316,7 +316,7 @@ SCALES = "model.layers.0.mlp.experts.down_proj_scales"
         ("gemma4", "model.layers.2.self_attn.v_proj.weight", lambda t: torch.ones(64, 64), "v_proj.weight' is no part"),
         ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight", removed, "lacks tensor 'model.layers.1.mlp."),
         ("qwen3_moe", "model.layers.2.mlp.experts.3.down_proj.weight", lambda t: t[:, :16], "asks for [64, 32]"),
-        ("qwen3_moe", "model.layers.0.self_attn.q_proj.weight", lambda t: t.half(), "has type F16, not BF16"),
+        ("qwen3_moe", "model.layers.0.self_attn.q_proj.weight", lambda t: t.float(), "has type F32, not BF16 or F16"),
         ("qwen3_moe", "model.layers.2.self_attn.q_proj.bias", lambda t: torch.ones(64), "q_proj.bias' is no part"),
         ("qwen3_moe", "model.layers.0.mlp.shared_expert.up_proj.weight", lambda t: torch.ones(64), "is no part"),
     ],

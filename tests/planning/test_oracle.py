@@ -60,8 +60,8 @@ def test_a_wish_that_cannot_be_met_is_an_error_with_the_reason() -> None:
 
 
 def test_when_nothing_fits_every_reason_is_given() -> None:
-    with pytest.raises(Unsupported, match=r"reference reads mxfp4 and mxfp8.*dequantized reads"):
-        decide("moe", "experts", moe_spec(weight_format="nvfp4"), CPU, Preference())
+    with pytest.raises(Unsupported, match=r"reference reads mxfp4, mxfp8, nvfp4, fp8_block.*dequantized reads"):
+        decide("moe", "experts", moe_spec(weight_format="int4"), CPU, Preference())
 
 
 def test_all_batch_sizes_of_a_layer_share_one_layout() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, encode
-from microscale.hardware import KNOWN, Gpu, cpu, known
+from microscale.hardware import KNOWN, REPRESENTATIVES, Gpu, cpu, known
 from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels.launch import recording
 from microscale.kernels.moe.packed import PackedExperts
@@ -101,7 +101,7 @@ def test_spans_find_the_very_size_at_which_the_path_changes(monkeypatch: pytest.
     ]
 
 
-@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("card", REPRESENTATIVES)
 def test_every_batch_of_every_model_has_a_path(card: str) -> None:
     """On every card, in every precision, at every size; where no fused form runs, it says why."""
     for model in MODELS:
@@ -119,7 +119,7 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
                 assert not sizes or sizes[-1].last == decision.tokens
 
 
-@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("card", REPRESENTATIVES)
 def test_the_next_norm_sums_what_the_list_would(card: str) -> None:
     """Where the sum is left to the norm, the list runs anyway; and wherever it runs up to the threshold, it is left."""
     most = threshold(ThresholdName.SUM_IN_NORM_TOKENS, KNOWN[card])

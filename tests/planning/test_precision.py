@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from microscale.errors import BadSetting, Unsupported
-from microscale.formats import MXFP4, MXFP8, decode, encode, encode_channels
+from microscale.formats import FORMATS, MXFP4, BlockScaled, decode, encode, encode_channels
 from microscale.hardware import cpu
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.planning import quantise
@@ -47,6 +47,9 @@ def test_what_the_plans_hold(
 
 def test_a_plan_never_widens_and_the_user_may() -> None:
     assert PRECISIONS["balanced"].format_of("qkv", "mxfp4") == "mxfp4"
+    assert PRECISIONS["fast"].format_of("qkv", "nvfp4") == "nvfp4"
+    assert PRECISIONS["exact"].format_of("experts", "fp8_block") == "fp8_block"
+    assert PRECISIONS["balanced"].format_of("experts", "fp8_block") == "mxfp8"
     assert make_precision("balanced", ["qkv=bf16"]).format_of("qkv.full", "mxfp8") == "bf16"
 
 
@@ -67,7 +70,7 @@ def test_the_users_choices_go_before_the_plan() -> None:
         (("balance",), "--precision 'balance' is unknown; known are exact, balanced, fast; did you mean balanced?"),
         (("exact", ["lm_head"]), "--layer-format 'lm_head' is not LAYER=FORMAT"),
         (("exact", ["lmhead=fp8"]), "did you mean lm_head?"),
-        (("exact", ["qkv=nvfp4"]), "the format 'nvfp4' is unknown; known are bf16, fp8, mxfp4, mxfp8"),
+        (("exact", ["qkv=fp6"]), "the format 'fp6' is unknown; known are bf16, fp8, mxfp4, mxfp8, nvfp4"),
         (("exact", ["qkv=fp8", "qkv=mxfp4"]), "gives qkv both fp8 and mxfp4"),
         (("exact", [], "fp4"), "--moe-activations 'fp4' is unknown"),
         (("exact", [], "auto", "int8"), "--kv-cache-dtype 'int8' is unknown; known are auto, bf16, fp8"),
@@ -86,16 +89,19 @@ def test_columns_that_blocks_do_not_divide() -> None:
     assert make_precision("fast", ["o=fp8"]).applied("o", spec).weight_format == "fp8"
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "fp8"])
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "fp8", "nvfp4", "fp8_block"])
 def test_chunks_give_what_the_whole_gives(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    whole = encode_channels(x) if fmt == "fp8" else encode(x, MXFP4 if fmt == "mxfp4" else MXFP8)
+    whole = encode_channels(x) if fmt == "fp8" else encode(x, FORMATS[fmt])
     monkeypatch.setattr(quantise, "CHUNK", 2 * 64)
     parts = convert(x, fmt)
     assert format_name(parts) == fmt
     assert not isinstance(parts, torch.Tensor)
     assert torch.equal(parts.values, whole.values)
     assert torch.equal(parts.scales, whole.scales)
+    if isinstance(parts, BlockScaled) and isinstance(whole, BlockScaled) and whole.row_scales is not None:
+        assert parts.row_scales is not None
+        assert torch.equal(parts.row_scales, whole.row_scales)
     back = convert(parts, "bf16")
     assert isinstance(back, torch.Tensor)
     assert torch.equal(back, decode(whole, torch.bfloat16))

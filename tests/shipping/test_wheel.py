@@ -28,6 +28,7 @@ DATA = (
     "hardware/drafts_of_others",
     "hardware/draft_costs.json",
     "engine/predictions.json",
+    "engine/quality_costs.json",
     "py.typed",
 )
 """What is no Python and belongs to the package."""

@@ -104,8 +104,8 @@ def command(arguments: Sequence[str], log: Path, under: Sequence[str] = ()) -> I
 def live(
     log: Path, *, step_s: float = 0.001, max_model_len: int = CONTEXT, under: Sequence[str] = (), **options: Any
 ) -> Any:
-    """``options``: those of ``ServeOptions`` that JSON can express, ``limits`` as a dictionary, ``tokenizer`` as a
-    folder, and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
+    """``options``: those of ``ServeOptions`` that JSON can express, ``limits`` and ``sampling`` as dictionaries,
+    ``tokenizer`` as a folder, and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
     options_file = log.with_name(f"{log.name}.json")  # a plan is too long for an argument
     options_file.write_text(json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options}))
     return command(["support.live_server", str(options_file)], log, under)
@@ -116,7 +116,7 @@ def main() -> int:
     from microscale.cli.serve import run_server as run
     from microscale.engine.client.launch import EngineProcess
     from microscale.engine.config import EngineConfig
-    from microscale.server.options import RequestLimits, ServeOptions
+    from microscale.server.options import RequestLimits, SamplingDefaults, ServeOptions
     from support.tiny_tokenizers import tiny
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -136,6 +136,7 @@ def main() -> int:
         port=0,
         keys=tuple(key.encode() for key in told.pop("keys")),
         limits=RequestLimits(**told.pop("limits", {})),
+        sampling=SamplingDefaults(**told.pop("sampling", {})),
         launch=EngineProcess(command=(sys.executable, "-m", "microscale.engine.process", *factory)),
         on_ready=lambda ready, address: print(address, flush=True),
         **told,

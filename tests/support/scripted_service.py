@@ -33,6 +33,7 @@ OTHERWISE = "<|channel|>final<|message|>No rule fits this prompt.<|return|>"
 
 class Scripted:
     team = None
+    step_limit_s = 300.0
 
     def __init__(self, scripts: list[list[int]], step_s: float, max_model_len: int, plan: str) -> None:
         self.ready = Ready(VOCAB, max_model_len, (), plan)
@@ -42,6 +43,8 @@ class Scripted:
         self._pauses_ms: dict[str, int] = {}
         self._graphs = 0
         """One per request; every second request waited for its graph."""
+
+    def before_compiling(self, report: Callable[[], None]) -> None: ...
 
     def idle(self) -> bool:
         return False

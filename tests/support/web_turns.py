@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.engine.loading.build import describe
+from microscale.engine.loading.build import Precisions, describe
 from microscale.engine.loading.memory import Workload, memory_for
+from microscale.engine.loading.precisions import precision_offers, precisions_line
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
@@ -73,6 +74,8 @@ def plan_document(model: str = "gpt-oss-20b", card: str = "rtx5090") -> str:
     config = PRESETS[model]
     setup = Setup(hardware.known(card), Activations.BF16)
     shape = outline(model, config, setup.activations, 16, config.max_context)
-    plan = make_plan(model, shape.uses, setup)
-    memory = memory_for(shape, plan, setup, Workload(sequences=64))
-    return describe(plan, EXACT, memory, PAGES)
+    plan, workload = make_plan(model, shape.uses, setup), Workload(sequences=64)
+    memory = memory_for(shape, plan, setup, workload)
+    offers = precision_offers(shape, setup, workload)
+    line = precisions_line(model, setup.gpu.name, offers)
+    return describe(plan, Precisions(EXACT, offers, line), memory, PAGES)

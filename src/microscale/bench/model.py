@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import random
-import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from microscale.bench.cases import BenchCase
 from microscale.bench.energy import EnergyMeter
 from microscale.engine.engine import Engine
 from microscale.engine.limits import Limits
@@ -25,7 +25,7 @@ from microscale.engine.loading.build import assemble
 from microscale.engine.predictions import Phase, predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.errors import BadSetting, Unsupported
+from microscale.errors import Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -38,26 +38,6 @@ ENERGY_S = 3.0
 """Additional seconds per row to measure its energy."""
 UNCOUNTED = {"pp": 2, "tg": 1}
 """Runs that do not count. The first compiles, and the first two of a prompt do not replay a graph yet."""
-
-
-@dataclass(frozen=True)
-class BenchCase:
-    """One row to measure."""
-
-    kind: str
-    """``pp`` or ``tg``."""
-    tokens: int
-    batch: int
-    depth: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}{self.tokens}"
-
-    @property
-    def longest(self) -> int:
-        """Maximum number of positions of one sequence."""
-        return self.tokens + self.depth + 1
 
 
 @dataclass(frozen=True)
@@ -90,28 +70,6 @@ class BenchRow:
     watts: float | None = None
     """Average power of the GPU over at least ``ENERGY_S`` of such runs."""
     tokens_per_joule: float | None = None
-
-
-def make_cases(
-    tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int
-) -> list[BenchCase]:
-    """Prompts run alone from an empty cache; decoding runs at every batch and depth. A case that is longer than the
-    model's context is refused."""
-    cases = []
-    for test in tests:
-        match = re.fullmatch(r"(pp|tg)([1-9][0-9]{0,6})", test)
-        if match is None:
-            raise BadSetting(f"Unknown test {test!r}; use pp512 (a prompt of 512 tokens), tg128 (128 new tokens) ….")
-        kind, tokens = match[1], int(match[2])
-        if kind == "pp":
-            cases.append(BenchCase(kind, tokens, 1, 0))
-        else:
-            cases += [BenchCase(kind, tokens, batch, depth) for batch in batches for depth in depths]
-    for case in cases:
-        if case.longest > max_context:
-            needs = f"{case.name} after {case.depth} tokens needs {case.longest} positions"
-            raise BadSetting(f"{needs}; the model has {max_context}.")
-    return cases
 
 
 def run(

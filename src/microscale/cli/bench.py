@@ -41,5 +41,7 @@ bench = typer.Typer(
     cls=ModelOrCommand,
     help="Measure a model (bench MODEL) or a server (bench serve).",
     context_settings=HELP_OPTIONS,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 ModelOrCommand.list_in(bench)

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from microscale import settings
+from microscale.bench.cases import DEFAULT_TESTS, check_lengths, make_cases
 from microscale.cli.bars import load_with_progress, progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.help import batching_option, measurement_option, output_option
 from microscale.cli.options import (
     MODEL_HELP,
     DeviceOption,
@@ -24,9 +26,11 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
@@ -34,51 +38,52 @@ from microscale.models.config import LoadFormat
 def bench_model(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
     load_format: LoadFormatOption = LoadFormat.AUTO,
-    tests: Annotated[str, typer.Option(help="ppN is a prompt of N tokens, tgN is N new tokens.")] = (
-        "pp512,pp2048,pp8192,tg32,tg128"
-    ),
-    concurrency: Annotated[str, typer.Option(help="Numbers of sequences that decode together, such as 1,8,64.")] = "1",
-    depth: Annotated[str, typer.Option(help="Tokens of context before decoding, such as 128,8192.")] = "128",
-    repeats: Annotated[int, typer.Option(help="Runs per row. The median is shown.")] = 3,
+    tests: Annotated[
+        str | None,
+        measurement_option(
+            help="ppN is a prompt of N tokens, tgN is N new tokens. "
+            f"Default: {DEFAULT_TESTS}, without those that are longer than the model's context."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, measurement_option(help="Numbers of sequences that decode together, such as 1,8,64.")
+    ] = "1",
+    depth: Annotated[str, measurement_option(help="Tokens of context before decoding, such as 128,8192.")] = "128",
+    repeats: Annotated[int, measurement_option(help="Runs per row. The median is shown.", min=1)] = 3,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in one step.")] = 8192,
+    max_num_batched_tokens: Annotated[int, batching_option(help="Maximum number of tokens in one step.")] = 8192,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     energy: Annotated[
         bool,
-        typer.Option("--energy", help="Run each row for 3 s more and show the GPU's watts and tokens per joule."),
+        measurement_option("--energy", help="Run each row for 3 s more and show the GPU's watts and tokens per joule."),
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write an SVG plot of the rows and ceilings here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+    plot: Annotated[Path | None, output_option(help="Write an SVG plot of the rows and ceilings here.")] = None,
+    as_json: Annotated[bool, output_option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Measure a model's prefill and decode speed next to the ceiling, from inside the engine.
 
     Without files: microscale bench gpt-oss-20b --load-format dummy
     """
-    import torch
-    import triton
-
-    from microscale.bench import model as bench_whole
-    from microscale.bench import plot as bench_plot
-    from microscale.bench.energy import EnergyMeter
-    from microscale.engine.config import EngineConfig
-    from microscale.engine.loading.prepare import prepare
-
     env = settings.load()
-    if repeats < 1:
-        raise BadSetting(f"--repeats {repeats} is less than 1.")
     batches, depths = parse_numbers("--concurrency", concurrency), parse_numbers("--depth", depth)
+    cases = make_cases((tests or DEFAULT_TESTS).split(","), batches, depths)
+    if energy and tensor_parallel_size > 1:
+        raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
+
     options = EngineConfig(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         precision=precision,
         layer_format=tuple(layer_format or ()),
         moe_activations=moe_activations,
@@ -92,13 +97,22 @@ def bench_model(
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
     )
-    if energy and tensor_parallel_size > 1:
-        raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
+    import torch
+    import triton
+
+    from microscale.bench import model as bench_whole
+    from microscale.bench import plot as bench_plot
+    from microscale.bench.energy import EnergyMeter
+    from microscale.engine.loading.prepare import prepare
+
     show_log()
     with closing(prepare(options)) as prepared:
         if energy and prepared.setup.gpu.is_cpu:
             raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
-        cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+        most = prepared.config.max_context
+        if tests is None:
+            cases = [case for case in cases if case.longest <= most]
+        check_lengths(cases, most)
         meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(prepared.device).uuid}") if energy else None
         loaded = load_with_progress(prepared)
         where = f"on {prepared.setup.gpu.name}"

@@ -15,13 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import typer  # noqa: TC002 (typer evaluates the annotation of the context)
 
 from microscale import settings
 from microscale.bench import serve_figures, serve_load
 from microscale.bench.serve_process import OURS, serving
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, parse_numbers, print_json
+from microscale.cli.help import measurement_option, output_option, sampling_option
 from microscale.errors import BadSetting
 from microscale.version import __version__
 
@@ -41,18 +42,20 @@ def bench_serve(
     context: typer.Context,
     cache: Annotated[
         Cache,
-        typer.Option(help="Kernel cache: fresh (empty), warm (this machine's), or both (empty, then filled)."),
+        measurement_option(help="Kernel cache: fresh (empty), warm (this machine's), or both (empty, then filled)."),
     ] = Cache.BOTH,
-    prompt_lens: Annotated[str | None, typer.Option(help="Prompt lengths in tokens, such as 16,512.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Requests per prompt length.", min=1)] = None,
-    streams: Annotated[str | None, typer.Option(help="Numbers of streams that run together, such as 1,8,64.")] = None,
-    output_len: Annotated[int | None, typer.Option(help="Tokens per stream.", min=8)] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0 is greedy.", min=0)] = FULL.temperature,
-    quick: Annotated[bool, typer.Option(help="Send a few small requests, to see whether it works.")] = False,
-    server_log: Annotated[
-        Path | None, typer.Option(help="File for the server's log. Default: a temporary file.")
+    prompt_lens: Annotated[str | None, measurement_option(help="Prompt lengths in tokens, such as 16,512.")] = None,
+    repeats: Annotated[int | None, measurement_option(help="Requests per prompt length.", min=1)] = None,
+    streams: Annotated[
+        str | None, measurement_option(help="Numbers of streams that run together, such as 1,8,64.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    output_len: Annotated[int | None, measurement_option(help="Tokens per stream.", min=8)] = None,
+    temperature: Annotated[float, sampling_option(help="Sampling temperature. 0 is greedy.", min=0)] = FULL.temperature,
+    quick: Annotated[bool, measurement_option(help="Send a few small requests, to see whether it works.")] = False,
+    server_log: Annotated[
+        Path | None, output_option(help="File for the server's log. Default: a temporary file.")
+    ] = None,
+    as_json: Annotated[bool, output_option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Start a server and measure it over HTTP: time to ready, first tokens by prompt length, gaps between tokens.
 

@@ -7,12 +7,9 @@ import importlib
 import json
 import re
 import signal
-import subprocess
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,24 +20,35 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
 
+from microscale.cli.asking import (
+    EFFORTS,
+    EffortOption,
+    KeyFileOption,
+    KeyOption,
+    MaxTokensOption,
+    SeedOption,
+    ServedDevice,
+    ServedLength,
+    ServedLoadFormat,
+    ServedPrecision,
+    ServedThreads,
+    ServedYes,
+    SystemOption,
+    TemperatureOption,
+    TopPOption,
+    UrlOption,
+    clean,
+    end_on_signals,
+    find_server,
+    read_key,
+    server_options,
+    without_none,
+)
 from microscale.cli.chat_client import ChatAnswer, ChatServer, ServerError
 from microscale.cli.console import err, out, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models import embedded
 
-EFFORTS = ("low", "medium", "high")
-USUAL_URL = "http://127.0.0.1:8000"
-"""The default address of `microscale serve`."""
-STOP_S = 15.0
-"""How long a server that the chat started may take to stop."""
-SERVING = re.compile(r"Serving\s.*?\sat\s+(http://\S+)", re.DOTALL)
-BOUND = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Starts a program that gets SIGTERM when its parent ends, however that happens (PR_SET_PDEATHSIG)."""
 HELP = """\
 [cyan]/effort low|medium|high[/]  how long the model may think
 [cyan]/temperature 0..2[/]       how freely the model chooses its words; 0 is greedy
@@ -51,12 +59,6 @@ HELP = """\
 [cyan]/quit[/]                   leave, as Ctrl-D does
 Ctrl-C stops an answer. End a line with \\ to continue the message on the next one."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
-_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
-"""Characters that could control a terminal: all but line breaks and tabs."""
-
-
-def clean(text: str) -> str:
-    return text.translate(_CONTROL)
 
 
 def split_finished(text: str) -> int:
@@ -190,7 +192,9 @@ class Conversation:
         except ValueError:
             value = -1.0
         if not 0 <= value <= 2:
-            raise BadSetting(f"The temperature is {self._fields['temperature']:g}; it can be 0 to 2.")
+            current = self._fields.get("temperature")
+            known = "the model's own" if current is None else f"{current:g}"
+            raise BadSetting(f"The temperature is {known}; it can be 0 to 2.")
         self._fields["temperature"] = value
         self._console.print(f"[dim]temperature: {value:g}[/]")
 
@@ -257,44 +261,6 @@ def converse(conversation: Conversation, console: Console) -> None:
             return
 
 
-@contextmanager
-def started_server(options: list[str]) -> Iterator[str]:
-    """Start a server, yield its address, and stop it at the end."""
-    command = [sys.executable, "-c", BOUND, sys.executable, "-P", "-m", "microscale", "serve", *options, "--port", "0"]
-    # A session of its own, so that Ctrl-C reaches the chat alone.
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    log: deque[str] = deque(maxlen=200)
-    ready = threading.Event()
-
-    def listen() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            log.append(line)
-            if SERVING.search("".join(log)):
-                ready.set()
-        ready.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        with err.status("Starting the server") as status:
-            while not ready.wait(0.1):
-                if log:
-                    status.update(f"Starting the server: {escape(clean(log[-1].strip())[:80])}")
-        serving = SERVING.search("".join(log))
-        if serving is None:
-            raise ServerError(f"The server did not start.\n{''.join(log).strip()}")
-        yield serving.group(1)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def chat(
     model: Annotated[
         str | None,
@@ -302,44 +268,37 @@ def chat(
             help="A model to serve during the chat. Default: the server on port 8000, or the embedded model."
         ),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}, with or without /v1.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(help="The server's key. It is visible in `ps`.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
-    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    effort: Annotated[str, typer.Option(help="How long the model may think: low, medium or high.")] = "medium",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
-    ] = 1.0,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens in an answer. Default: what fits.", min=1)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
-    load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
-    device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="For a MODEL: maximum tokens of prompt and answer together.", min=1)
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="For a MODEL: number of CPU threads.", min=1)] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    api_key_file: KeyFileOption = None,
+    system: SystemOption = "",
+    effort: EffortOption = "medium",
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    max_tokens: MaxTokensOption = None,
+    seed: SeedOption = None,
+    load_format: ServedLoadFormat = None,
+    device: ServedDevice = None,
+    yes: ServedYes = None,
+    precision: ServedPrecision = None,
+    max_model_len: ServedLength = None,
+    threads: ServedThreads = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists the commands."""
     if model is not None and (" " in model.strip() or model.endswith("?")) and not Path(model).exists():
         raise BadSetting(f"{model[:80]!r} is a question and not a MODEL; microscale run QUESTION answers it.")
-    serving = {
-        "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len,
-        "--threads": threads,
-    }  # fmt: skip
-    running = find_server(url, model, [str(word) for pair in serving.items() if pair[1] is not None for word in pair])
-    if effort not in EFFORTS:
-        raise BadSetting(f"--effort {effort[:40]!r} is not one of {', '.join(EFFORTS)}.")
-    fields: dict[str, Any] = {"reasoning_effort": effort, "temperature": temperature, "top_p": top_p}
-    fields |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
-    # End as Ctrl-D does, which stops a server that the chat started.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
+    options = server_options(
+        load_format=load_format,
+        device=device,
+        yes=yes,
+        precision=precision,
+        max_model_len=max_model_len,
+        threads=threads,
+    )
+    running = find_server(url, model, options)
+    fields: dict[str, Any] = {"reasoning_effort": effort}
+    fields |= without_none(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    end_on_signals()
     with running as address:
         server = ChatServer(address, api_key or read_key(api_key_file))
         with err.status(f"Asking {escape(server.url)}"):
@@ -350,25 +309,3 @@ def chat(
         if name == embedded.SERVED_NAME:
             out.print(f"[dim]This is {embedded.ABOUT}.[/]")
         converse(Conversation(server, fields, system, out), out)
-
-
-def find_server(url: str | None, model: str | None, options: list[str]) -> AbstractContextManager[str]:
-    """The address of the server: ``--url``, a new server for a MODEL, or the one that already runs on port 8000."""
-    if url is not None and (model is not None or options):
-        given = "a MODEL" if model is not None else options[0]
-        raise BadSetting(f"Use --url for a running server or {given} for a model to serve meanwhile, not both.")
-    if url is None and model is None and not options and ChatServer(USUAL_URL).listens():
-        url = USUAL_URL
-    return nullcontext(url) if url is not None else started_server([model or embedded.NAME, *options])
-
-
-def read_key(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        key = file.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
-    if not key or not key.isascii() or not key.isprintable():
-        raise BadSetting(f"--api-key-file {file} has no key in its first line.")
-    return key

@@ -10,10 +10,11 @@ from rich.table import Table
 
 from microscale import settings
 from microscale.cli.console import out, print_json
+from microscale.cli.help import output_option
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Show what this machine has, what is missing, and how to fix it.
 

@@ -10,6 +10,7 @@ import typer
 from microscale import settings
 from microscale.cli.bars import load_with_progress, progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.help import batching_option, memory_option, output_option, sampling_option
 from microscale.cli.options import (
     MODEL_HELP,
     BackendOption,
@@ -27,23 +28,28 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.engine.config import EngineConfig
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.models.config import LoadFormat
 
 
 def generate(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
-    prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 16,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after an end token.")] = False,
+    prompt_ids: Annotated[str, sampling_option(help="The prompt's token ids, such as 1,2,3.")],
+    max_tokens: Annotated[int, sampling_option(help="Maximum number of new tokens.")] = 16,
+    temperature: Annotated[float, sampling_option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, sampling_option(help="Seed for sampling. Default: random.")] = None,
+    ignore_eos: Annotated[bool, sampling_option("--ignore-eos", help="Continue after an end token.")] = False,
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     dtype: DtypeOption = "auto",
     backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
@@ -53,33 +59,25 @@ def generate(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     max_model_len: Annotated[
         int | None,
-        typer.Option(help="Maximum tokens of prompt and completion together. Default: what this prompt needs."),
+        memory_option(help="Maximum tokens of prompt and completion together. Default: what this prompt needs."),
     ] = None,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    block_size: Annotated[int, typer.Option(help="Tokens in one page of the KV cache.")] = 16,
+    block_size: Annotated[int, memory_option(help="Tokens in one page of the KV cache.")] = 16,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens in one step; longer prompts run in chunks.")
+        int, batching_option(help="Maximum number of tokens in one step; longer prompts run in chunks.")
     ] = 2048,
     threads: ThreadsOption = None,
     speculative_config: SpeculativeOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
+        bool, output_option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
 ) -> None:
     """Generate token ids from token ids, without a tokenizer.
 
     Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """
-    from microscale.engine.config import EngineConfig
-    from microscale.engine.generate import Generation, check_budget, check_prompt
-    from microscale.engine.loading.build import load_speculation
-    from microscale.engine.loading.prepare import prepare
-    from microscale.engine.sampling_params import SamplingParams
-    from microscale.engine.speculation.config import parse_config
-    from microscale.models.recorded import Wanted
-
     env = settings.load()
     prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
@@ -88,6 +86,7 @@ def generate(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         dtype=dtype,
         backend=backend,
         moe_backend=moe_backend,
@@ -107,6 +106,12 @@ def generate(
         tensor_parallel_size=tensor_parallel_size,
         speculative=parse_config(speculative_config),
     )
+
+    from microscale.engine.generate import Generation, check_budget, check_prompt
+    from microscale.engine.loading.build import load_speculation
+    from microscale.engine.loading.prepare import prepare
+    from microscale.models.recorded import Wanted
+
     check_budget(max_num_batched_tokens)
     show_log()
     prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))

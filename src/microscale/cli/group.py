@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from microscale.cli.help import HelpCommand
 from microscale.errors import Unsupported
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
@@ -59,8 +60,8 @@ def load_command(name: str, place: Place) -> Any:
     module, _, function = place.target.partition(":")
     command = getattr(importlib.import_module(module), function)
     if not isinstance(command, typer.Typer):
-        alone = typer.Typer(add_completion=False, context_settings={**HELP_OPTIONS, **place.settings})
-        alone.command(name, context_settings={**HELP_OPTIONS, **place.settings})(command)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=HelpCommand, context_settings={**HELP_OPTIONS, **place.settings})(command)
         command = alone
     command = typer.main.get_command(command)
     command.name = name
@@ -86,6 +87,10 @@ class LazyGroup(TyperGroup):
             )
         found, command, rest = super().resolve_command(ctx, args)
         return (name, load_command(name, self.places[name]), rest) if name in self.places else (found, command, rest)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.summary) for name, place in self.places.items()])
 
     @classmethod
     def list_in(cls, app: typer.Typer) -> None:

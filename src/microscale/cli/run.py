@@ -5,12 +5,33 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from microscale.cli.chat import EFFORTS, USUAL_URL, clean, find_server, read_key
+from microscale.cli.asking import (
+    EffortOption,
+    KeyFileOption,
+    KeyOption,
+    MaxTokensOption,
+    SeedOption,
+    ServedDevice,
+    ServedLength,
+    ServedLoadFormat,
+    ServedPrecision,
+    ServedThreads,
+    ServedYes,
+    SystemOption,
+    TemperatureOption,
+    TopPOption,
+    UrlOption,
+    clean,
+    end_on_signals,
+    find_server,
+    read_key,
+    server_options,
+    without_none,
+)
 from microscale.cli.chat_client import ChatAnswer, ChatServer
 from microscale.cli.console import err
 from microscale.errors import BadSetting
@@ -25,39 +46,42 @@ def run(
             "or the embedded model.",
         ),
     ],
-    url: Annotated[
-        str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}, with or without /v1.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(help="The server's key. It is visible in `ps`.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
-    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    effort: Annotated[str, typer.Option(help="How long the model may think: low, medium or high.")] = "medium",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0, max=2.0)] = 1.0,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens in the answer. Default: what fits.", min=1)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
-    load_format: Annotated[str | None, typer.Option(help="For a MODEL: auto, or dummy for random weights.")] = None,
-    device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    api_key_file: KeyFileOption = None,
+    system: SystemOption = "",
+    effort: EffortOption = "medium",
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    max_tokens: MaxTokensOption = None,
+    seed: SeedOption = None,
+    load_format: ServedLoadFormat = None,
+    device: ServedDevice = None,
+    yes: ServedYes = None,
+    precision: ServedPrecision = None,
+    max_model_len: ServedLength = None,
+    threads: ServedThreads = None,
 ) -> None:
     """Answer one question and exit. The answer is streamed to standard output as plain text, without reasoning."""
     *models, question = words
     if len(models) > 1:
         raise BadSetting('Put the question in quotes: microscale run "What is 2 + 2?"')
-    if effort not in EFFORTS:
-        raise BadSetting(f"--effort {effort[:40]!r} is not one of {', '.join(EFFORTS)}.")
     if question == "-":
         question = sys.stdin.read()
     if not question.strip():
         raise BadSetting("The question is empty.")
     messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
-    fields: dict[str, Any] = {"messages": messages, "reasoning_effort": effort, "temperature": temperature}
-    fields |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
-    serving = {"--load-format": load_format, "--device": device, "--precision": precision}
-    options = [str(word) for pair in serving.items() if pair[1] is not None for word in pair]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # stops a server that was started for this
+    fields: dict[str, Any] = {"messages": messages, "reasoning_effort": effort}
+    fields |= without_none(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    options = server_options(
+        load_format=load_format,
+        device=device,
+        yes=yes,
+        precision=precision,
+        max_model_len=max_model_len,
+        threads=threads,
+    )
+    end_on_signals()
     with find_server(url, models[0] if models else None, options) as address:
         server = ChatServer(address, api_key or read_key(api_key_file))
         answer = ChatAnswer()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
+from microscale.cli.help import (
+    batching_option,
+    device_option,
+    gpus_option,
+    limit_option,
+    memory_option,
+    model_option,
+    network_option,
+)
 from microscale.cli.loading import engine_in_terminal
 from microscale.cli.options import (
     MODEL_HELP,
@@ -34,9 +42,11 @@ from microscale.cli.options import (
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
+    YesOption,
     parse_overrides,
     reserve_in_bytes,
 )
+from microscale.cli.serve_files import AUTO, find_tokenizer, read_sampling_defaults
 from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
@@ -47,43 +57,54 @@ from microscale.models.config import LoadFormat
 from microscale.parallel.handshake import Nodes, read_secret
 from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
 
-if TYPE_CHECKING:
-    from microscale.text.tokenizer import Tokenizer
-
 DEFAULTS = RequestLimits()
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = embedded.NAME,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, network_option(help="The address to listen on; 0.0.0.0 accepts other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, network_option(help="The port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="The model's name in requests and replies. Repeatable. Default: MODEL.")
+        list[str] | None, model_option(help="The model's name in requests and replies. Repeatable. Default: MODEL.")
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. It is visible in `ps`.")
+        list[str] | None, network_option(help="A key that requests must carry. Repeatable. It is visible in `ps`.")
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one per line.")] = None,
+    api_key_file: Annotated[Path | None, network_option(help="A file of keys, one per line.")] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
+        network_option(
             help="A Host name to accept as well as localhost, for a proxy on this machine; * accepts any. Repeatable."
         ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option(
+        network_option(
             help="An origin whose pages may call this server, such as https://chat.example; * needs a key. Repeatable."
         ),
     ] = None,
     strict_requests: Annotated[
-        bool, typer.Option("--strict-requests", help="Refuse unknown keys in requests instead of ignoring them.")
+        bool, network_option("--strict-requests", help="Refuse unknown keys in requests instead of ignoring them.")
     ] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="The folder of tokenizer.json. Default: the model's.")] = None,
+    tokenizer: Annotated[str | None, model_option(help="The folder of tokenizer.json. Default: the model's.")] = None,
+    chat_template: Annotated[
+        Path | None, model_option(help="A Jinja file to use instead of the checkpoint's chat template.")
+    ] = None,
+    generation_config: Annotated[
+        str,
+        model_option(
+            metavar="auto|none|FOLDER",
+            help="Where sampling defaults come from: the model's generation_config.json (auto), OpenAI's defaults "
+            "(none), or that file in another folder. A request's own values always win.",
+        ),
+    ] = AUTO,
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
+    yes: YesOption = False,
     dtype: DtypeOption = "auto",
     backend: BackendOption = None,
     moe_backend: MoeBackendOption = None,
@@ -92,68 +113,88 @@ def serve(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(help="Maximum tokens of prompt and answer together. Default: what fits.", min=1)
+        int | None, memory_option(help="Maximum tokens of prompt and answer together. Default: what fits.", min=1)
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Maximum number of sequences in a batch.", min=1)] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in one step.", min=1)] = 2048,
-    max_queue: Annotated[int, typer.Option(help="Maximum queue length. Further requests get HTTP 429.", min=1)] = 1024,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of common prompt prefixes.")] = True,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")] = False,
+    max_num_seqs: Annotated[int, batching_option(help="Maximum number of sequences in a batch.", min=1)] = 64,
+    max_num_batched_tokens: Annotated[int, batching_option(help="Maximum number of tokens in one step.", min=1)] = 2048,
+    max_queue: Annotated[
+        int, batching_option(help="Maximum queue length. Further requests get HTTP 429.", min=1)
+    ] = 1024,
+    enable_prefix_caching: Annotated[bool, memory_option(help="Reuse the KV cache of common prompt prefixes.")] = True,
+    enforce_eager: Annotated[bool, device_option("--enforce-eager", help="Do not use CUDA graphs.")] = False,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     block_size: BlockSizeOption = 16,
-    seed: Annotated[int, typer.Option(help="Seed for dummy weights.", min=0)] = 0,
+    seed: Annotated[int, model_option(help="Seed for dummy weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
-    nnodes: Annotated[int, typer.Option(help="Number of machines that share the model (docs/parallel.md).", min=1)] = 1,
-    node_rank: Annotated[int, typer.Option(help="Number of this machine. 0 serves, the others compute.", min=0)] = 0,
-    master_addr: Annotated[str, typer.Option(help="Address at which the other machines reach machine 0.")] = "",
+    nnodes: Annotated[int, gpus_option(help="Number of machines that share the model (docs/parallel.md).", min=1)] = 1,
+    node_rank: Annotated[int, gpus_option(help="Number of this machine. 0 serves, the others compute.", min=0)] = 0,
+    master_addr: Annotated[str, gpus_option(help="Address at which the other machines reach machine 0.")] = "",
     master_port: Annotated[
-        int, typer.Option(help="Port at which machine 0 waits for the others.", min=1, max=65535)
+        int, gpus_option(help="Port at which machine 0 waits for the others.", min=1, max=65535)
     ] = 29501,
-    rank_secret_file: Annotated[Path | None, typer.Option(help="File with a secret that all machines share.")] = None,
+    rank_secret_file: Annotated[Path | None, gpus_option(help="File with a secret that all machines share.")] = None,
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[
-        float, typer.Option(help="Seconds for open requests to finish after SIGTERM.", min=0)
+        float,
+        network_option(
+            help="Seconds from SIGTERM to the end. Requests still open 5 seconds before it are aborted.", min=0
+        ),
     ] = 30.0,
-    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
+    restart_engine: Annotated[
+        int,
+        network_option(
+            help="How many times to start the engine again if it ends. New requests wait while it loads. Default: the "
+            "server exits with it, for a service manager to restart.",
+            min=0,
+        ),
+    ] = 0,
+    metrics_prefix: Annotated[str, network_option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (
         "microscale"
     ),
-    max_body_bytes: Annotated[int, typer.Option(help="Maximum bytes of a request.")] = DEFAULTS.max_body_bytes,
+    max_body_bytes: Annotated[int, limit_option(help="Maximum bytes of a request.")] = DEFAULTS.max_body_bytes,
     max_header_bytes: Annotated[
-        int, typer.Option(help="Maximum bytes of a request's headers.")
+        int, limit_option(help="Maximum bytes of a request's headers.")
     ] = DEFAULTS.max_header_bytes,
-    max_n: Annotated[int, typer.Option(help="Maximum of a request's n.")] = DEFAULTS.max_n,
+    max_n: Annotated[int, limit_option(help="Maximum of a request's n.")] = DEFAULTS.max_n,
     max_choices: Annotated[
-        int, typer.Option(help="Maximum number of answers per request: prompts times n.")
+        int, limit_option(help="Maximum number of answers per request: prompts times n.")
     ] = DEFAULTS.max_choices,
-    max_stop_strings: Annotated[int, typer.Option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
+    max_stop_strings: Annotated[int, limit_option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
     max_logit_bias: Annotated[
-        int, typer.Option(help="Maximum number of tokens in logit_bias.")
+        int, limit_option(help="Maximum number of tokens in logit_bias.")
     ] = DEFAULTS.max_logit_bias,
-    max_messages: Annotated[int, typer.Option(help="Maximum number of messages in a chat.")] = DEFAULTS.max_messages,
-    max_tools: Annotated[int, typer.Option(help="Maximum number of tools.")] = DEFAULTS.max_tools,
-    max_schema_depth: Annotated[int, typer.Option(help="Maximum depth of a JSON schema.")] = DEFAULTS.max_schema_depth,
-    max_schema_bytes: Annotated[int, typer.Option(help="Maximum bytes of a JSON schema.")] = DEFAULTS.max_schema_bytes,
+    max_messages: Annotated[int, limit_option(help="Maximum number of messages in a chat.")] = DEFAULTS.max_messages,
+    max_tools: Annotated[int, limit_option(help="Maximum number of tools.")] = DEFAULTS.max_tools,
+    max_schema_depth: Annotated[int, limit_option(help="Maximum depth of a JSON schema.")] = DEFAULTS.max_schema_depth,
+    max_schema_bytes: Annotated[int, limit_option(help="Maximum bytes of a JSON schema.")] = DEFAULTS.max_schema_bytes,
     max_stored_responses: Annotated[
-        int, typer.Option(help="Maximum number of stored responses.")
+        int, limit_option(help="Maximum number of stored responses.")
     ] = DEFAULTS.max_stored_responses,
     max_stored_bytes: Annotated[
-        int, typer.Option(help="Maximum bytes of all stored responses.")
+        int, limit_option(help="Maximum bytes of all stored responses.")
     ] = DEFAULTS.max_stored_bytes,
     compile_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that a schema or grammar may take to compile.")
+        float, limit_option(help="Seconds that a schema or grammar may take to compile.")
     ] = DEFAULTS.compile_timeout_s,
     read_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that a request may take to arrive.")
+        float, limit_option(help="Seconds that a request may take to arrive.")
     ] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
-        float, typer.Option(help="Seconds without reading after which a client is disconnected.")
+        float, limit_option(help="Seconds without reading after which a client is disconnected.")
     ] = DEFAULTS.write_timeout_s,
     max_unread_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens that a client has not read yet.")
+        int, limit_option(help="Maximum number of tokens that a client has not read yet.")
     ] = DEFAULTS.max_unread_tokens,
+    max_requests_per_client: Annotated[
+        int | None,
+        limit_option(
+            help="Maximum number of requests that one API key, or without keys one address, may have open. Further "
+            "requests get HTTP 429. Default: no limit."
+        ),
+    ] = DEFAULTS.max_requests_per_client,
 ) -> None:
     """Serve a model over OpenAI's and Anthropic's APIs. Without a MODEL, serve the small embedded model."""
     given = locals()  # options have the names of the limits, which a test checks
@@ -171,6 +212,7 @@ def serve(
         model=model,
         load_format=load_format.value,
         device=device,
+        allow_slow=yes,
         dtype=dtype,
         backend=backend,
         moe_backend=moe_backend,
@@ -206,6 +248,7 @@ def serve(
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
+    sampling = read_sampling_defaults(generation_config, model, offline=env.offline, is_dummy=is_dummy)
     with engine_in_terminal(f"Loading {names[0]}", EngineProcess()) as (launch, end_loading):
 
         def on_ready(ready: Ready, address: str) -> None:
@@ -214,7 +257,9 @@ def serve(
 
         options = ServeOptions(
             engine=config,
-            tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
+            tokenizer=find_tokenizer(tokenizer or model, chat_template, offline=env.offline, is_dummy=is_dummy),
+            chat_template=chat_template,
+            sampling=sampling,
             names=names,
             host=host,
             port=port,
@@ -225,6 +270,7 @@ def serve(
             limits=limits,
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,
+            restart_engine=restart_engine,
             strict_eos=not is_dummy,
             launch=launch,
             on_ready=on_ready,
@@ -280,30 +326,6 @@ def run_node(model: str, ranks: RankLayout, nodes: Nodes, device: str) -> int:
         )
     gpu = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
     return processes.run_node(model, ranks.world, nodes, ranks.node_rank, gpu)
-
-
-def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id. Random weights of a preset get a tokenizer of bytes.
-
-    The engine knows the presets and refuses other names; here a preset is whatever cannot be anything else.
-    """
-    from microscale.errors import MicroscaleError
-    from microscale.models import hub
-    from microscale.text.byte_tokenizer import byte_tokenizer
-    from microscale.text.formats import chat_format_for
-    from microscale.text.tokenizer import Tokenizer
-
-    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
-        return byte_tokenizer()
-    folder = hub.resolve(name, offline=offline, config_only=True)
-    try:
-        tokenizer = Tokenizer.load(folder)
-        chat_format_for(tokenizer)
-    except MicroscaleError:
-        # First what is wrong with the model: that a GGUF folder has no tokenizer is true, and no help.
-        importlib.import_module("microscale.models.families").read_model_config(folder)
-        raise
-    return tokenizer
 
 
 def run_server(options: ServeOptions) -> int:

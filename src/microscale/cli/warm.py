@@ -14,6 +14,7 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, out, print_json
+from microscale.cli.help import batching_option, device_option, output_option
 from microscale.cli.options import (
     BackendOption,
     BlockSizeOption,
@@ -61,14 +62,15 @@ def warm(
     moe_backend: MoeBackendOption = None,
     block_size: BlockSizeOption = 16,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens in one step of the server. Default: any number.", min=1)
+        int | None,
+        batching_option(help="Maximum number of tokens in one step of the server. Default: any number.", min=1),
     ] = None,
     speculative_config: SpeculativeOption = None,
     kernel_cache: KernelCacheOption = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Compiler processes. Default: as cores and memory allow.", min=1)
+        int | None, device_option(help="Compiler processes. Default: as cores and memory allow.", min=1)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Compile every kernel that a model may launch, so that a server that starts later compiles nothing.
 
@@ -77,11 +79,14 @@ def warm(
     """
     from microscale import hardware
     from microscale.engine.loading.drafting import open_head, prepare_head
+    from microscale.engine.loading.memory import Workload
+    from microscale.engine.loading.precisions import settle_precision
     from microscale.engine.loading.warming import recorded
     from microscale.engine.speculation.config import parse_config
     from microscale.explain.report import read_model
     from microscale.kernels.compiling.cache import use_cache
     from microscale.kernels.compiling.job import workers
+    from microscale.models.outline import outline
     from microscale.models.recorded import MAX_TOKENS
     from microscale.planning.ops import Activations, Preference
     from microscale.planning.plan import Setup
@@ -98,6 +103,10 @@ def warm(
         make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
     )
     config = read_model(model, env.offline)
+    shape = outline(model, config, Activations.BF16, block_size, config.max_context)
+    setup, chosen_because = settle_precision(shape, setup, Workload(page_size=block_size))
+    if chosen_because is not None:
+        err.print(chosen_because, soft_wrap=True, markup=False)
     drafts = parse_config(speculative_config)
     draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
     head = None

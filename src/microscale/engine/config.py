@@ -57,6 +57,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Which rank this process is. Not an option: ranks get it from their team."""
     sharing: Positive = 1
     """Ranks that share this one's device. Not an option either."""
+    allow_slow: bool = True
+    """Run a model that makes less than half a token per second on this CPU. The command line asks for ``--yes``."""
     kernel_cache: Text | None = None
     """The folder of compiled kernels; ``None`` is Triton's own."""
     speculative: SpeculativeConfig | None = None

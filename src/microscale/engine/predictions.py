@@ -32,6 +32,9 @@ FILE = Path(__file__).parent / "predictions.json"
 BATCHES = (1, 8, 64)
 SHORT_CONTEXT = 128
 PROMPTS = (128, 2048)
+STEP_LIMIT_FACTOR = 10.0
+LEAST_STEP_LIMIT_S = 5.0
+CPU_STEP_S = 300.0
 
 
 class Phase(StrEnum):
@@ -120,6 +123,18 @@ def make_points(
     cases = [(Phase.DECODE, batch, context) for context in contexts for batch in batches]
     cases += [(Phase.PREFILL, 1, tokens) for tokens in prompts]
     return [predict(outline, plan, setup, *case, step_tokens) for case in cases if fits(*case[1:])]
+
+
+def step_limit_s(outline: Outline, plan: Plan, setup: Setup, sequences: int, context: int, step_tokens: int) -> float:
+    """How long a step may take before the engine counts as hung: ten times the longest step's prediction. Times on a
+    CPU are not predicted, and a prompt of a large model may take minutes there."""
+    if setup.gpu.is_cpu:
+        return CPU_STEP_S
+    steps = StepTimes(outline, plan, setup, estimated)
+    tokens = min(step_tokens, context)
+    prompt = total(steps.prompt_step(tokens, context - tokens, last=True))
+    longest_us = prompt.us + total(steps.decode(sequences, context)).us
+    return max(LEAST_STEP_LIMIT_S, STEP_LIMIT_FACTOR * longest_us / 1e6)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ from typing import Any
 
 from microscale import hardware
 from microscale.engine.loading.drafting import prepare_head
-from microscale.engine.loading.fit import plan_and_size, refusal
+from microscale.engine.loading.fit import advice, plan_and_size, refusal
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.precisions import PrecisionOffer, precision_offers, settle_precision
 from microscale.engine.loading.usable import usable_memory
 from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Phase, Point, make_points, preset_name
 from microscale.engine.step_times import StepPart, StepTimes
 from microscale.errors import BadSetting
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_draft_source
+from microscale.hardware import Gpu
 from microscale.hardware.links import CardLink, Wait, link_between
 from microscale.hardware.reachable_bandwidth import reach
 from microscale.hardware.speeds_of_others import Published, published
@@ -41,6 +43,8 @@ class Question:
     model: str
     gpu: str | None = None
     """A known card; ``None``: this machine's."""
+    gpu_spec: str | None = None
+    """A card that is not known, in place of ``gpu``: ``sms=84,gbs=960,gib=16,capability=12.0``."""
     precision: Precision = EXACT
     preference: Preference = field(default_factory=Preference)
     context: int | None = None
@@ -129,11 +133,18 @@ class Report:
     parts: tuple[StepPart[Estimate], ...]
     """The layer kinds of a decoding step at the batch and context of the question."""
     points: tuple[Point, ...]
-    """Speeds at several batch sizes, contexts and prompts, including those of the question."""
+    """Speeds at several batch sizes, contexts and prompts, including those of the question; none if the model does not
+    fit."""
     published: tuple[Published, ...]
     """Published figures of other engines on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` if it fits."""
+    offers: tuple[PrecisionOffer, ...] = ()
+    """What each precision would give and cost; none for several ranks."""
+    chosen_because: str | None = None
+    """Why ``--precision auto`` took this precision."""
+    advice: str | None = None
+    """What would make the model fit, if it does not."""
     drafts: DraftsReport | None = None
     """Whether drafts are worth it, with ``--speculative``."""
 
@@ -142,6 +153,10 @@ class Report:
             "model": self.question.model,
             "gpu": self.setup.gpu.name,
             "precision": str(self.setup.precision),
+            "fits": self.refusal is None,
+            "refusal": self.refusal,
+            "precisions": [offer.to_json() for offer in self.offers],
+            **({} if self.chosen_because is None else {"auto": self.chosen_because}),
             "decisions": self.plan.to_json(),
             "memory": {
                 "bytes": self.memory.by_kind(),
@@ -183,9 +198,9 @@ class Report:
     def _predicted(self) -> dict[str, Any]:
         read = reach(self.setup.gpu)
         return {
-            "decode_tok_s": round(self.asked.tok_s, 1),
-            "decode_ceiling_tok_s": round(self.asked.ceiling, 1),
-            "prefill_tok_s": round(self.prompt.tok_s, 1),
+            "decode_tok_s": None if self.asked is None else round(self.asked.tok_s, 1),
+            "decode_ceiling_tok_s": None if self.asked is None else round(self.asked.ceiling, 1),
+            "prefill_tok_s": None if self.prompt is None else round(self.prompt.tok_s, 1),
             "interval": 0.9,
             "decode": [point.to_json() for point in self.points if point.kind is Phase.DECODE],
             "prefill": [point.to_json() for point in self.points if point.kind is Phase.PREFILL],
@@ -194,26 +209,34 @@ class Report:
         }
 
     @property
-    def asked(self) -> Point:
-        """Decoding at the batch and context of the question."""
+    def asked(self) -> Point | None:
+        """Decoding at the batch and context of the question; ``None`` if that does not fit."""
         return self._point(Phase.DECODE, self.question.batch)
 
     @property
-    def prompt(self) -> Point:
+    def prompt(self) -> Point | None:
         """A prompt as long as the context."""
         return self._point(Phase.PREFILL, 1)
 
-    def _point(self, kind: Phase, batch: int) -> Point:
+    def _point(self, kind: Phase, batch: int) -> Point | None:
         wanted = (kind, batch, self.memory.context)
-        return next(point for point in self.points if (point.kind, point.batch, point.context) == wanted)
+        return next((point for point in self.points if (point.kind, point.batch, point.context) == wanted), None)
+
+
+def find_card(question: Question) -> Gpu:
+    """The card that the question is about."""
+    if question.gpu_spec is not None:
+        return hardware.from_spec(question.gpu_spec)
+    return hardware.detect() if question.gpu is None else hardware.known(question.gpu)
 
 
 def explain(question: Question) -> Report:
     """The report on one model on one GPU."""
     shard = Shard(0, question.tensor_parallel_size)
     config = read_model(question.model, question.offline).sharded(shard)
-    gpu = hardware.detect() if question.gpu is None else hardware.known(question.gpu)
-    available = hardware.available_memory(gpu) if question.gpu is None else None
+    gpu = find_card(question)
+    is_here = question.gpu is None and question.gpu_spec is None
+    available = hardware.available_memory(gpu) if is_here else None
     activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
     context = min(CONTEXT, config.max_context) if question.context is None else question.context
     if question.batch < 1:
@@ -221,29 +244,45 @@ def explain(question: Question) -> Report:
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
+    shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
+    setup, chosen_because = settle_precision(shape, setup, workload, available)
     head, drafter = None, None
     if question.speculative is not None:
         drafter = read_draft_source(question.speculative)
         opened = find_head(drafter, question.model, config, offline=question.offline)
         head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)
-    shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_size(shape, setup, workload, available)
-    why = None if memory.fits else refusal(shape, setup, memory)
+    help_to_fit = None if memory.fits else advice(shape, setup, memory)
+    why = None if help_to_fit is None else refusal(memory, help_to_fit)
     parts = tuple(StepTimes(shape, plan, setup, estimated).decode(question.batch, context))
     batches = sorted({*BATCHES, question.batch})
     contexts = sorted({min(SHORT_CONTEXT, context), context})
 
     def fits(sequences: int, tokens: int) -> bool:
-        asked = tokens == context and sequences in (1, question.batch)
-        return asked or (memory.fits and memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable)
+        return memory.fits and memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable
 
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
     others = published(preset_name(question.model), gpu) if shard.is_whole else ()
+    offers = precision_offers(shape, setup, workload, available, context) if shard.is_whole else ()
     drafts = None
     if drafter is not None:
         drafts = explain_drafts(drafter, shape, plan, setup, context, head, fits, shard.world)
-    return Report(question, setup, shape, plan, memory, parts, tuple(points), others, why, drafts)
+    return Report(
+        question,
+        setup,
+        shape,
+        plan,
+        memory,
+        parts,
+        tuple(points),
+        others,
+        why,
+        offers,
+        chosen_because,
+        help_to_fit,
+        drafts,
+    )
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

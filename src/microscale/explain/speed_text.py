@@ -24,20 +24,25 @@ BASES = {
 
 
 def prediction_lines(report: Report) -> Iterator[str]:
+    """Nothing for a model that does not fit."""
+    asked = report.asked
+    if asked is None:
+        return
     decode = [point for point in report.points if point.kind is Phase.DECODE]
-    interval = "" if report.asked.low is None else " (90 % interval)"
+    interval = "" if asked.low is None else " (90 % interval)"
+    yield ""
     yield f"[bold]predicted tokens per second[/]{interval}"
-    yield f"  {BASES[report.asked.basis]}"
+    yield f"  {BASES[asked.basis]}"
     alone = uncapturable(report.plan, report.question.batch)
     if alone is not None and not report.setup.gpu.is_cpu:
         text = f"decode runs without CUDA graphs, slower than this: {alone}"
         yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
     yield from _decode_table("decode after", _columns(report, decode), {(p.context, p.batch): p for p in decode})
-    yield from _bound(report)
+    yield from _bound(report, asked)
     for point in report.points:
         if point.kind is Phase.PREFILL:
-            first = f"first token after {_time(point.us)}"
-            yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {rate_text(point.ceiling)}; {first}"
+            first = f"first token after {time_text(point.us)}"
+            yield f"  prefill {point.context:<7}{rate_cell(point):>{CELL}}, ceiling {rate_text(point.ceiling)}; {first}"
     yield from _ranks(report)
     yield from _others(report)
 
@@ -46,10 +51,10 @@ def _decode_table(
     title: str, batches: list[int], points: Mapping[tuple[int, int], Point | JoinedPoint]
 ) -> Iterator[str]:
     """``points``: by context and batch."""
-    yield "  " + f"{title:<13}" + "".join(f"{_sequences(batch):>{CELL}}" for batch in batches)
+    yield "  " + f"{title:<13}" + "".join(f"{sequences_text(batch):>{CELL}}" for batch in batches)
     for context in sorted({context for context, _ in points}):
         row = [points.get((context, batch)) for batch in batches]
-        cells = ("does not fit" if point is None else _cell(point) for point in row)
+        cells = ("does not fit" if point is None else rate_cell(point) for point in row)
         yield f"  {context:<13}" + "".join(f"{cell:>{CELL}}" for cell in cells)
 
 
@@ -72,7 +77,7 @@ def _ranks(report: Report) -> Iterator[str]:
     yield f"  a sum takes {', '.join(waits[batch] for batch in batches)} us"
     for each in report.joined_points:
         if each.point.kind is Phase.PREFILL:
-            yield f"  prefill {each.point.context:<7}{_cell(each):>{CELL}} with sums of {each.wait.us:.0f} us"
+            yield f"  prefill {each.point.context:<7}{rate_cell(each):>{CELL}} with sums of {each.wait.us:.0f} us"
 
 
 def _columns(report: Report, decode: list[Point]) -> list[int]:
@@ -83,16 +88,16 @@ def _columns(report: Report, decode: list[Point]) -> list[int]:
     return batches if len(batches) <= 3 else sorted({*others[:1], *others[-1:], asked})
 
 
-def _sequences(batch: int) -> str:
+def sequences_text(batch: int) -> str:
     return "1 sequence" if batch == 1 else f"{batch} sequences"
 
 
-def _bound(report: Report) -> Iterator[str]:
+def _bound(report: Report, asked: Point) -> Iterator[str]:
     """The ceiling of a step, and where its time goes."""
-    gpu, step, asked = report.setup.gpu, total(report.parts), report.asked
+    gpu, step = report.setup.gpu, total(report.parts)
     read = reach(gpu)
     yield (
-        f"  ceiling {rate_text(asked.ceiling)} for {_sequences(asked.batch)} after {asked.context}: "
+        f"  ceiling {rate_text(asked.ceiling)} for {sequences_text(asked.batch)} after {asked.context}: "
         f"{step.bytes / 1e9:.2f} GB at {gpu.bandwidth_gbs:.0f} GB/s"
     )
     if not gpu.is_cpu:
@@ -104,7 +109,7 @@ def _bound(report: Report) -> Iterator[str]:
         name = part.layer if part.layer.endswith("_attention") else part.layer.partition(".")[0]
         us, num_bytes = shares.get(name, (0.0, 0))
         shares[name] = (us + part.time.us, num_bytes + part.time.bytes)
-    text = f"{asked.us:.0f} us a step: " + ", ".join(
+    text = "share of a step: " + ", ".join(
         f"{name} {us / step.us:.0%} ({num_bytes / 1e9:.2f} GB)"
         for name, (us, num_bytes) in sorted(shares.items(), key=lambda item: -item[1][0])
     )
@@ -127,7 +132,7 @@ def _others(report: Report) -> Iterator[str]:
         yield from (f"[dim]{escape(line)}[/]" for line in lines)
 
 
-def _cell(point: Point | JoinedPoint) -> str:
+def rate_cell(point: Point | JoinedPoint) -> str:
     if point.low is None or point.high is None:
         return rate_text(point.tok_s)
     return f"{rate_text(point.tok_s)} ({rate_text(point.low)}-{rate_text(point.high)})"
@@ -137,5 +142,5 @@ def rate_text(value: float) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
 
 
-def _time(us: float) -> str:
+def time_text(us: float) -> str:
     return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.0f} ms"

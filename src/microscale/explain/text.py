@@ -21,14 +21,13 @@ MOST_NAMES = 3
 
 
 def render(report: Report, reasons: bool = True) -> list[str]:
-    """The lines of the report, in rich's markup."""
+    """The tables behind the answer (``--why``), in rich's markup."""
     return [
         *_head(report),
         "",
         *_decisions(report, reasons),
         "",
         *_memory(report),
-        "",
         *prediction_lines(report),
         *(() if report.drafts is None else ("", *draft_lines(report.drafts))),
     ]

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import fp8, mxfp4, mxfp8
+from microscale.formats import fp8, fp8_block, mxfp4, mxfp8, nvfp4
 from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales
 from microscale.formats.fp8 import ChannelScaled
 from microscale.formats.fp8 import encode as encode_channels
+from microscale.formats.fp8_block import FP8_BLOCK
 from microscale.formats.mxfp4 import MXFP4
 from microscale.formats.mxfp8 import MXFP8
+from microscale.formats.nvfp4 import NVFP4
 from microscale.formats.shape_only import ShapeOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8)}
+FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8, NVFP4, FP8_BLOCK)}
 
-_ENCODERS = {MXFP4: mxfp4.encode, MXFP8: mxfp8.encode}
-_DECODERS = {MXFP4: mxfp4.decode, MXFP8: mxfp8.decode}
+_ENCODERS = {MXFP4: mxfp4.encode, MXFP8: mxfp8.encode, NVFP4: nvfp4.encode, FP8_BLOCK: fp8_block.encode}
+_DECODERS = {MXFP4: mxfp4.decode, MXFP8: mxfp8.decode, NVFP4: nvfp4.decode, FP8_BLOCK: fp8_block.decode}
 
 
 def block_format(name: str) -> BlockFormat:
@@ -33,7 +35,7 @@ def block_format(name: str) -> BlockFormat:
 
 
 def encode(x: Tensor, fmt: BlockFormat) -> BlockScaled:
-    """``x [..., K]`` in ``fmt``, by the OCP MX rules."""
+    """``x [..., K]`` in ``fmt``, by the rules of the format's own module."""
     return _ENCODERS[fmt](x)
 
 
@@ -48,8 +50,10 @@ def decode(tensor: BlockScaled | ChannelScaled, dtype: torch.dtype | None = None
 __all__ = [
     "BLOCK",
     "FORMATS",
+    "FP8_BLOCK",
     "MXFP4",
     "MXFP8",
+    "NVFP4",
     "SCALE_NAN",
     "BlockFormat",
     "BlockScaled",

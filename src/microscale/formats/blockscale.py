@@ -1,11 +1,11 @@
-"""What the microscaling formats share: blocks of 32 values along the last axis with one power-of-two scale each.
+"""What the block formats share: blocks of values along the last axis with one scale byte each.
 
-A scale is an E8M0 byte ``b`` that means ``2**(b - 127)``; 255 means NaN, and 0 is 2**-127, a subnormal float32 and not
-zero. Neither MXFP4 nor MXFP8 has a second, per-tensor scale (that is NVFP4).
+MXFP4 and MXFP8 have blocks of 32 values and power-of-two scales: an E8M0 byte ``b`` means ``2**(b - 127)``; 255 means
+NaN, and 0 is 2**-127, a subnormal float32 and not zero. They have no second scale. NVFP4 has (``nvfp4.py``).
 
-Encoding follows the OCP Microscaling specification 1.0, section 6.3: the shared exponent is ``floor(log2(max|x|))``
-less the largest exponent of the element format, limited to what E8M0 holds; elements round to nearest, ties to even,
-and saturate. Where the specification leaves the choice open:
+Encoding of the two follows the OCP Microscaling specification 1.0, section 6.3: the shared exponent is
+``floor(log2(max|x|))`` less the largest exponent of the element format, limited to what E8M0 holds; elements round to
+nearest, ties to even, and saturate. Where the specification leaves the choice open:
 
 * a block of zeros gets scale byte 0 and keeps the sign of each zero;
 * a block that contains a NaN or an infinity gets scale byte 255 and elements 0: it decodes to NaN throughout, so that a
@@ -15,6 +15,7 @@ and saturate. Where the specification leaves the choice open:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,51 +28,74 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 32
+"""Values under one scale in the MX formats. A ``BlockFormat`` has its own number."""
 SCALE_BIAS = 127
 SCALE_NAN = 255
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """One element format under E8M0 scales."""
+    """One element format under one scale byte per block."""
 
     name: str
     bits: int
     max_exponent: int
     max_value: float
+    block: int = BLOCK
+    scale_bytes: int = 1
+    """Four: the scales are float32, not bytes."""
+    has_row_scales: bool = False
+    """NVFP4: the scale bytes are E4M3, under one more float32 scale. The MX formats have E8M0 and nothing else."""
 
     @property
     def bytes_per_block(self) -> int:
-        return BLOCK * self.bits // 8 + 1
+        return self.block * self.bits // 8 + self.scale_bytes
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of codes and of scales of a tensor of this shape."""
+        return (*shape[:-1], shape[-1] * self.bits // 8), (*shape[:-1], shape[-1] // self.block)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Share of the block's scale included. One float32 per row is nothing."""
+        return self.bytes_per_block * 8 / self.block
 
 
 @dataclass(frozen=True)
 class BlockScaled:
     """One logical tensor ``[..., K]`` in a block format.
 
-    ``values`` is u8 ``[..., K * bits / 8]`` (MXFP4: the low nibble is the even element) and ``scales`` is u8
-    ``[..., K / 32]``.
+    ``values`` is u8 ``[..., K * bits / 8]`` (four bits: the low nibble is the even element) and ``scales`` is
+    ``[..., K / block]``, u8 or (``fp8_block``) float32. ``row_scales``, of NVFP4 alone, is float32 ``[...]`` and is
+    multiplied on top: a checkpoint has one number for each matrix, which all of its rows have here, so that matrices
+    can be joined.
     """
 
     values: Tensor
     scales: Tensor
     format: BlockFormat
+    row_scales: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not _holds_bytes(self.values) or not _holds_bytes(self.scales):
-            raise Unsupported(
-                f"{self.format.name} values and scales are bytes, not {self.values.dtype} and {self.scales.dtype}."
-            )
+        name, block = self.format.name, self.format.block
+        if not holds(self.values, 1) or not holds(self.scales, self.format.scale_bytes):
+            kinds = "values and scales are bytes" if self.format.scale_bytes == 1 else "has bytes and float32 scales"
+            raise Unsupported(f"{name} {kinds}, not {self.values.dtype} and {self.scales.dtype}.")
         blocks = self.values.shape[-1] * 8 // self.format.bits
-        if self.values.shape[:-1] != self.scales.shape[:-1] or blocks != self.scales.shape[-1] * BLOCK:
+        if self.values.shape[:-1] != self.scales.shape[:-1] or blocks != self.scales.shape[-1] * block:
             raise Unsupported(
-                f"{self.format.name} values {tuple(self.values.shape)} and scales {tuple(self.scales.shape)} "
-                f"do not belong together: one scale per {BLOCK} values."
+                f"{name} values {tuple(self.values.shape)} and scales {tuple(self.scales.shape)} "
+                f"do not belong together: one scale per {block} values."
             )
+        rows = self.row_scales
+        if (rows is not None) != self.format.has_row_scales:
+            raise Unsupported(f"{name} has {'one' if self.format.has_row_scales else 'no'} float32 scale per row.")
+        if rows is not None and (rows.shape != self.values.shape[:-1] or not holds(rows, 4)):
+            raise Unsupported(f"{name} has one float32 scale per row, not {tuple(rows.shape)} of {rows.dtype}.")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.values.shape[:-1], self.scales.shape[-1] * BLOCK)
+        return (*self.values.shape[:-1], self.scales.shape[-1] * self.format.block)
 
     @property
     def device(self) -> torch.device:
@@ -79,20 +103,28 @@ class BlockScaled:
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes
+        return self.values.nbytes + self.scales.nbytes + (0 if self.row_scales is None else self.row_scales.nbytes)
 
-    def __getitem__(self, index: int | slice | Tensor) -> BlockScaled:
+    def map(self, change: Callable[[Tensor], Tensor]) -> BlockScaled:
+        """``change`` of each tensor, for what leaves the last axis as it is."""
+        rows = None if self.row_scales is None else change(self.row_scales)
+        return BlockScaled(change(self.values), change(self.scales), self.format, rows)
+
+    def __getitem__(self, index: int | slice | Tensor | None) -> BlockScaled:
         """A slice along the first axis, which must not be the last one; rows in another order, by their numbers."""
         if self.values.dim() < 2:
             raise Unsupported("A block-scaled vector has no axis to index.")
-        return BlockScaled(self.values[index], self.scales[index], self.format)
+        return self.map(lambda tensor: tensor[index])
 
     def to(self, device: torch.device | str) -> BlockScaled:
-        return BlockScaled(self.values.to(device), self.scales.to(device), self.format)
+        return self.map(lambda tensor: tensor.to(device))
 
 
-def _holds_bytes(tensor: Tensor | ShapeOnly) -> bool:
-    return tensor.itemsize == 1 if isinstance(tensor, ShapeOnly) else tensor.dtype == torch.uint8
+def holds(tensor: Tensor | ShapeOnly, num_bytes: int) -> bool:
+    """Whether its numbers are bytes (1) or float32 (4)."""
+    if isinstance(tensor, ShapeOnly):
+        return tensor.itemsize == num_bytes
+    return tensor.dtype == (torch.uint8 if num_bytes == 1 else torch.float32)
 
 
 def decode_scales(scales: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -134,16 +166,17 @@ def _round_to_odd(x: Tensor) -> Tensor:
 
 
 def split_blocks(x: Tensor, fmt: BlockFormat) -> Tensor:
-    """``[..., K]`` as ``[..., K / 32, 32]``; K must divide."""
-    if x.dim() == 0 or x.shape[-1] % BLOCK:
-        raise Unsupported(f"{fmt.name} needs a last axis that is a multiple of {BLOCK}; the shape is {tuple(x.shape)}.")
+    """``[..., K]`` as ``[..., K / block, block]``; K must divide."""
+    block = fmt.block
+    if x.dim() == 0 or x.shape[-1] % block:
+        raise Unsupported(f"{fmt.name} needs a last axis that is a multiple of {block}; the shape is {tuple(x.shape)}.")
     if not x.is_floating_point():
         raise Unsupported(f"{fmt.name} encodes floating-point tensors, not {x.dtype}.")
-    return x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
 
 
 def apply_scales(elements: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """``elements [..., K]`` times their block's scale, in ``dtype``.
+    """``elements [..., K]`` times their block's E8M0 scale, in ``dtype``.
 
     The product is exact in float64. In float32 and bfloat16 it is the correctly rounded product: values beyond the
     type's largest become infinity (an E2M1 6 under scale 2**127 is 2**129.58), nothing else changes for E2M1.

@@ -11,12 +11,14 @@ ties to even, and saturate. Where others differ:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from microscale.errors import Unsupported
+from microscale.formats.blockscale import holds
 from microscale.formats.mxfp8 import MXFP8, round_e4m3
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class ChannelScaled:
     scales: Tensor
 
     def __post_init__(self) -> None:
-        if self.values.dtype != torch.uint8 or self.scales.dtype != torch.float32:
+        if not holds(self.values, 1) or not holds(self.scales, 4):
             raise Unsupported(
                 f"fp8 values are bytes and scales float32, not {self.values.dtype} and {self.scales.dtype}."
             )
@@ -56,14 +58,18 @@ class ChannelScaled:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
-    def __getitem__(self, index: int | slice) -> ChannelScaled:
-        """A slice along the first axis, which must not be the last one."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> ChannelScaled:
+        """``change`` of both tensors, for what leaves the last axis as it is."""
+        return ChannelScaled(change(self.values), change(self.scales))
+
+    def __getitem__(self, index: int | slice | Tensor) -> ChannelScaled:
+        """A slice along the first axis, which must not be the last one; rows in another order, by their numbers."""
         if self.values.dim() < 2:
             raise Unsupported("A channel-scaled vector has no axis to index.")
-        return ChannelScaled(self.values[index], self.scales[index])
+        return self.map(lambda tensor: tensor[index])
 
     def to(self, device: torch.device | str) -> ChannelScaled:
-        return ChannelScaled(self.values.to(device), self.scales.to(device))
+        return self.map(lambda tensor: tensor.to(device))
 
 
 def encode(x: Tensor) -> ChannelScaled:

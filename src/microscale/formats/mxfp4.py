@@ -51,7 +51,11 @@ def _table(device: torch.device) -> Tensor:
         return torch.tensor(VALUES, dtype=torch.float32, device=device)
 
 
+def decode_codes(values: Tensor) -> Tensor:
+    """Bytes ``[..., K / 2]`` to float32 ``[..., K]``, without any scale."""
+    return _table(values.device)[unpack_nibbles(values).to(torch.int32)]
+
+
 def decode(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
     """The numbers that the codes stand for."""
-    elements = _table(tensor.device)[unpack_nibbles(tensor.values).to(torch.int32)]
-    return apply_scales(elements, tensor.scales, dtype)
+    return apply_scales(decode_codes(tensor.values), tensor.scales, dtype)

@@ -152,6 +152,42 @@ KNOWN: dict[str, Gpu] = {
     "b200": _card("NVIDIA B200", 100, 148, 8000, (2250, 4500, 9000), 179, "HBM3e"),
     "gb300": _card("NVIDIA GB300", 103, 152, 8000, (2500, 5000, 15000), 278, "HBM3e"),
     "rtx5090": _card("NVIDIA GeForce RTX 5090", 120, 170, 1792, (210, 419, 1676), 32, "GDDR7"),
-    "rtxpro6000": _card("NVIDIA RTX PRO 6000 Blackwell", 120, 188, 1792, (250, 500, 2000), 96, "GDDR7"),
+    "rtxpro6000": _card("NVIDIA RTX PRO 6000 Blackwell", 120, 188, 1792, (504, 1008, 2015), 96, "GDDR7"),
     "gb10": _card("NVIDIA GB10", 121, 48, 273, (125, 250, 500), 120, "LPDDR5X", unified=True),
+    # GeForce cards add up in float32 at half of the rate of the professional cards with the same chip. What a driver
+    # reports of memory with error correction is less than the sheet's (L4, A10).
+    "rtx3080": _card("NVIDIA GeForce RTX 3080", 86, 68, 760, (60,), 10, "GDDR6X"),
+    "rtx3090ti": _card("NVIDIA GeForce RTX 3090 Ti", 86, 84, 1008, (80,), 24, "GDDR6X"),
+    "a6000": _card("NVIDIA RTX A6000", 86, 84, 768, (155,), 48, "GDDR6"),
+    "a10": _card("NVIDIA A10", 86, 72, 600, (125,), 22, "GDDR6"),
+    "rtx4060ti": _card("NVIDIA GeForce RTX 4060 Ti", 89, 34, 288, (44, 88), 16, "GDDR6"),
+    "rtx4080": _card("NVIDIA GeForce RTX 4080", 89, 76, 717, (97, 195), 16, "GDDR6X"),
+    "rtx6000ada": _card("NVIDIA RTX 6000 Ada Generation", 89, 142, 960, (364, 729), 48, "GDDR6"),
+    "l4": _card("NVIDIA L4", 89, 58, 300, (121, 242), 22, "GDDR6"),
+    "h20": _card("NVIDIA H20", 90, 78, 4000, (148, 296), 95, "HBM3"),
+    "b300": _card("NVIDIA B300", 103, 148, 8000, (2250, 4500, 13500), 268, "HBM3e"),
+    "rtx5060ti": _card("NVIDIA GeForce RTX 5060 Ti", 120, 36, 448, (47, 95, 379), 16, "GDDR7"),
+    "rtx5070ti": _card("NVIDIA GeForce RTX 5070 Ti", 120, 70, 896, (88, 176, 703), 16, "GDDR7"),
+    "rtx5080": _card("NVIDIA GeForce RTX 5080", 120, 84, 960, (113, 225, 900), 16, "GDDR7"),
+    "rtxpro4000": _card("NVIDIA RTX PRO 4000 Blackwell", 120, 70, 672, (188, 375, 750), 24, "GDDR7"),
+    "rtxpro4500": _card("NVIDIA RTX PRO 4500 Blackwell", 120, 82, 896, (220, 439, 879), 32, "GDDR7"),
+    "rtxpro5000": _card("NVIDIA RTX PRO 5000 Blackwell", 120, 110, 1344, (258, 516, 1032), 48, "GDDR7"),
 }
+
+# Card → cards of the same SM that together start every kernel that it starts. ``prove --gpu all`` and most tests are
+# about those. ``tests/lab/prove/test_proved_by.py`` records the launches of both.
+PROVED_BY: dict[str, tuple[str, ...]] = {
+    "rtx3080": ("rtx3090",),
+    "rtx3090ti": ("rtx3090",),
+    "a6000": ("rtx3090",),
+    "a10": ("rtx3090",),
+    "rtx4080": ("rtx4090", "rtx4060ti"),
+    "rtx6000ada": ("rtx4090",),
+    "l4": ("rtx4060ti",),
+    "b300": ("gb300",),
+    "rtx5070ti": ("rtx5080",),
+    "rtxpro4000": ("rtx5080",),
+    "rtxpro4500": ("rtx5080",),
+    "rtxpro5000": ("rtx5080",),
+}
+REPRESENTATIVES = tuple(name for name in KNOWN if name not in PROVED_BY)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from microscale.errors import Unsupported
+from microscale.errors import BadSetting, Unsupported
 from microscale.hardware.cards import (
     BEFORE_AMPERE,
     CPU_FAMILY,
@@ -39,25 +39,68 @@ class UnknownGpu(UserWarning):
     """The card is not in the table; Microscale uses only what every GPU from Ampere on has."""
 
 
-ALIASES = {"spark": "gb10"}
+ALIASES = {"spark": "gb10", "rtxa6000": "a6000", "6000ada": "rtx6000ada", "rtxa10": "a10"}
+MAKERS_WORDS = re.compile(
+    r"nvidia|geforce|dgx|quadro|generation|blackwell|workstation|server|edition|sxm\d?|hbm\d?e?|[^a-z0-9]"
+)
+SPECIFIED = "the specified GPU"
+"""Name of a card that ``--gpu-spec`` describes."""
+SPEC_KEYS = ("sms", "gbs", "gib", "capability")
+SPEC_EXAMPLE = "--gpu-spec sms=84,gbs=960,gib=16,capability=12.0"
 
 
 def known(name: str) -> Gpu:
-    """The card that ``--gpu NAME`` means: ``rtx5090``, ``5090``, ``"RTX 5090"`` and the driver's name are all one."""
-    if name in KNOWN:
-        return KNOWN[name]
-    plain = _plain(name)
+    """The card that ``--gpu NAME`` means: ``rtx5090``, ``5090``, ``"RTX 5090"`` and the driver's name are all one. A
+    size of the memory may follow, if it is the card's."""
+    size = re.search(r"(?<!\d)(\d{1,3}) ?gb\b", name.lower())
+    card = _named(_plain(name if size is None else name.lower().replace(size.group(), "")))
+    if card is None:
+        raise Unsupported(
+            f"Unknown GPU {name!r}; known are {', '.join(KNOWN)}. Or describe yours to `explain`: {SPEC_EXAMPLE}."
+        )
+    if size is not None and not _near(int(size.group(1)) * GIB, card.memory_bytes):
+        raise Unsupported(
+            f"{card.name} with {size.group(1)} GB is not in the table, only the one with "
+            f"{card.memory_bytes / GIB:.0f} GiB. Describe yours to `explain`: {SPEC_EXAMPLE}."
+        )
+    return card
+
+
+def _named(plain: str) -> Gpu | None:
     for key, card in KNOWN.items():
-        if plain in (key, key.removeprefix("rtx"), _plain(card.name)):
+        if plain in (key, key.removeprefix("rtx"), _plain(_stem(card.name))):
             return card
-    if plain in ALIASES:
-        return KNOWN[ALIASES[plain]]
-    raise Unsupported(f"Unknown GPU {name!r}; known are {', '.join(KNOWN)}.")
+    return KNOWN.get(ALIASES.get(plain, ""))
 
 
 def _plain(name: str) -> str:
     """Letters and digits alone, without the makers' words."""
-    return re.sub(r"nvidia|geforce|dgx|[^a-z0-9]", "", name.lower())
+    return MAKERS_WORDS.sub("", name.lower())
+
+
+def from_spec(text: str) -> Gpu:
+    """The card that ``--gpu-spec`` describes. Its matrix rates are estimated from known cards of its family."""
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        try:
+            values[key.strip()] = float(value)
+        except ValueError:
+            raise BadSetting(f"--gpu-spec: {part.strip()!r} is not KEY=NUMBER. Write {SPEC_EXAMPLE}.") from None
+    if set(values) != set(SPEC_KEYS) or len(values) != len(text.split(",")):
+        raise BadSetting(f"--gpu-spec {text!r} must give {', '.join(SPEC_KEYS)}, each once. Write {SPEC_EXAMPLE}.")
+    sms, gbs, gib, capability = (values[key] for key in SPEC_KEYS)
+    if not (1 <= sms <= 1000 and sms == int(sms) and 1 <= gbs <= 100_000 and 1 <= gib <= 10_000):
+        raise BadSetting(
+            f"--gpu-spec {text!r}: sms is a whole number from 1 to 1000, gbs from 1 to 100000, gib from 1 to 10000."
+        )
+    sm = next((each for each in FAMILY_OF_SM if each / 10 == capability), None)
+    if sm is None:
+        listed = ", ".join(capability_text(each) for each in FAMILY_OF_SM)
+        raise BadSetting(f"--gpu-spec: capability {capability:g} is not one of {listed}.")
+    family = FAMILY_OF_SM[sm]
+    _, peak = _estimate(family, int(sms))
+    return Gpu(f"{SPECIFIED} ({text})", family, sm, int(sms), gbs, peak, int(gib * GIB))
 
 
 def cpu() -> Gpu:
@@ -86,19 +129,19 @@ SAME_CARD = 0.1
 
 def _match(name: str, sm: int, num_sms: int, memory_bytes: int) -> Gpu | None:
     """The table's row for this card: its name begins like the row's, and it has the row's SMs and memory."""
-
-    def near(value: int, of_row: int) -> bool:
-        return abs(value - of_row) <= SAME_CARD * of_row
-
     rows = [
         card
         for card in KNOWN.values()
         if card.sm == sm
         and name.startswith(_stem(card.name))
-        and near(num_sms, card.num_sms)
-        and near(memory_bytes, card.memory_bytes)
+        and _near(num_sms, card.num_sms)
+        and _near(memory_bytes, card.memory_bytes)
     ]
     return max(rows, key=lambda card: len(_stem(card.name)), default=None)
+
+
+def _near(value: int, of_row: int) -> bool:
+    return abs(value - of_row) <= SAME_CARD * of_row
 
 
 def card_name(gpu: Gpu) -> str | None:

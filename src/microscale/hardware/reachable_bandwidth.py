@@ -68,6 +68,9 @@ MEMORY_TYPES: dict[str, MemoryShare] = {
     "HBM3": MemoryShare(0.90, 0.95, f"as HBM3e, H200: {HERE}", "2026-11-15"),
     "HBM3e": MemoryShare(0.90, 0.95, f"H200: {HERE}", "2026-11-15"),
     "GDDR6": MemoryShare(0.88, 0.93, "as GDDR6X, RTX 4090: github.com/krrishnarraj/clpeak/issues/106", "2023-05-20"),
+    "GDDR6X": MemoryShare(
+        0.90, 0.96, "RTX 3090 and 4090: github.com/Don-Chad/ninfer-3090/pull/17 and clpeak/issues/106", "2026-09-01"
+    ),
     "GDDR7": MemoryShare(0.89, 0.935, "RTX 5090: github.com/Don-Chad/ninfer-3090/pull/17", "2026-09-01"),
     "unknown": MemoryShare(0.82, 0.95, "range of all memory types", "2026-11-16"),
 }

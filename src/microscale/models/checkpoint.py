@@ -9,6 +9,7 @@ files (``of_rank``).
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+NEAR = 4
+"""Names that the report of a missing tensor lists."""
 
 _SHARD_NUMBER = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
@@ -47,6 +50,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
     """The types it may have, in safetensors' words."""
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes that it may have as well."""
 
 
 class Checkpoint:
@@ -62,22 +67,29 @@ class Checkpoint:
     def of_rank(self, parts: Mapping[str, RankPart]) -> Checkpoint:
         """The same files for one rank: ``read`` gives the part of a tensor that is in ``parts``, and all of others."""
         mine = copy(self)
+        # What is a single number for all rows has no part.
+        parts = {name: part for name, part in parts.items() if math.prod(self.entries[name].shape) != 1}
         mine._parts = parts
         mine._ranges = {name: ranges(self.entries[name], part) for name, part in parts.items()}
         return mine
 
-    def check(self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = ()) -> int:
-        """Every expected tensor is there, in shape and type, and no other is but those that begin with ``left_out``.
+    def check(
+        self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = (), unread: tuple[str, ...] = ()
+    ) -> tuple[int, int]:
+        """Every expected tensor is there, in shape and type, and no other is but those whose names begin with
+        ``left_out`` or end with ``unread``.
 
-        Returns how many of the latter there are.
+        Returns how many of the two there are.
         """
         names = set()
         for spec in expected:
             names.add(spec.name)
             entry = self.entries.get(spec.name)
             if entry is None:
-                raise BadCheckpoint(f"{self.folder} lacks tensor {spec.name!r}, which its config asks for.")
-            if entry.shape != spec.shape:
+                raise BadCheckpoint(
+                    f"{self.folder} lacks tensor {spec.name!r}, which its config asks for; {self._near(spec.name)}."
+                )
+            if entry.shape not in (spec.shape, *spec.other_shapes):
                 raise BadCheckpoint(
                     f"{entry.file}: tensor {spec.name!r} has shape {list(entry.shape)}, "
                     f"but the config asks for {list(spec.shape)}."
@@ -86,11 +98,25 @@ class Checkpoint:
                 raise BadCheckpoint(
                     f"{entry.file}: tensor {spec.name!r} has type {entry.dtype}, not {' or '.join(spec.dtypes)}."
                 )
-        others = [(name, entry) for name, entry in self.entries.items() if name not in names]
-        for name, entry in others:
-            if not name.startswith(left_out):
-                raise BadCheckpoint(f"{entry.file}: tensor {name!r} is no part of the model that the config describes.")
-        return len(others)
+        others = [name for name in self.entries if name not in names]
+        rest = [name for name in others if not name.startswith(left_out)]
+        for name in rest:
+            if not name.endswith(unread):
+                raise BadCheckpoint(
+                    f"{self.entries[name].file}: tensor {name!r} is no part of the model that the config describes."
+                )
+        return len(others) - len(rest), len(rest)
+
+    def _near(self, name: str) -> str:
+        """What the checkpoint has instead of a tensor that is missing: names with most of its beginning."""
+        stem, dot = name, ""
+        while stem:
+            stem, dot, _ = stem.rpartition(".")
+            near = [other for other in self.entries if other.startswith(stem + dot)]
+            if near:
+                more = f" and {len(near) - NEAR} more" if len(near) > NEAR else ""
+                return f"it has {', '.join(repr(other) for other in near[:NEAR])}{more}"
+        return "it has no tensor"
 
     @contextmanager
     def reading(

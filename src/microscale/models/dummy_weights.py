@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from microscale.formats import BLOCK, MXFP4, BlockFormat, BlockScaled, ShapeOnly
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ChannelScaled, ShapeOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,11 @@ META = "meta"
 MXFP4_SCALES = range(118, 123)
 # Those E4M3 codes have an RMS of 0.85; under 2**-7 .. 2**-4 the weights have one of 0.03.
 MXFP8_SCALES = range(120, 124)
+# E4M3 from 32 to 208 in eighths of a binade, as a group's largest value over 6 is. Under 2**-13 they are near MXFP4's.
+NVFP4_SCALES = range(0x60, 0x76)
+NVFP4_GLOBAL_SCALE = 2.0**-13
+FP8_SCALE = 2.0**-5
+SCALES = {MXFP4: MXFP4_SCALES, MXFP8: MXFP8_SCALES, NVFP4: NVFP4_SCALES}
 
 
 class TensorMaker(Protocol):
@@ -48,6 +53,9 @@ class TensorMaker(Protocol):
     def blocks(
         self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str
     ) -> BlockScaled: ...
+
+    def channels(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> ChannelScaled:
+        """FP8 with a scale for each row."""
 
 
 class RandomTensors:
@@ -78,12 +86,17 @@ class RandomTensors:
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         generator = self._generator(name, device)
-        codes = _random_bytes(_block_shapes(shape, fmt)[0], device, generator)
-        if fmt is MXFP4:
-            return BlockScaled(codes, _random_scales(shape, MXFP4_SCALES, device, generator), fmt)
-        # Signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades.
-        codes.bitwise_and_(0x9F).bitwise_or_(0x20)
-        return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), fmt)
+        codes_shape, scales_shape = fmt.shapes(shape)
+        codes = (_random_codes if fmt.bits == 8 else _random_bytes)(codes_shape, device, generator)
+        if fmt.scale_bytes == 4:
+            return BlockScaled(codes, torch.full(scales_shape, FP8_SCALE, device=device), fmt)
+        scales = _random_scales(scales_shape, SCALES[fmt], device, generator)
+        row_scales = torch.full(shape[:-1], NVFP4_GLOBAL_SCALE, device=device) if fmt.has_row_scales else None
+        return BlockScaled(codes, scales, fmt, row_scales)
+
+    def channels(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> ChannelScaled:
+        codes = _random_codes(shape, device, self._generator(name, device))
+        return ChannelScaled(codes, torch.full(shape[:-1], FP8_SCALE, device=device))
 
     def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
@@ -96,20 +109,19 @@ def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator:
     return draws.random_(-(1 << 63), None, generator=generator).view(torch.uint8).view(shape)
 
 
+def _random_codes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator) -> Tensor:
+    """E4M3, signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades."""
+    return _random_bytes(shape, device, generator).bitwise_and_(0x9F).bitwise_or_(0x20)
+
+
 def _random_scales(
     shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator
 ) -> Tensor:
-    scales = (*shape[:-1], shape[-1] // BLOCK)
-    return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
+    return torch.randint(values.start, values.stop, shape, dtype=torch.uint8, device=device, generator=generator)
 
 
 def _dtype(float32: bool) -> torch.dtype:
     return torch.float32 if float32 else torch.bfloat16
-
-
-def _block_shapes(shape: tuple[int, ...], fmt: BlockFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of codes and of scales."""
-    return (*shape[:-1], shape[-1] * fmt.bits // 8), (*shape[:-1], shape[-1] // BLOCK)
 
 
 class ShapeTensors:
@@ -136,9 +148,14 @@ class ShapeTensors:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
-        codes, scales = _block_shapes(shape, fmt)
-        values, exponents = (torch.zeros(part, dtype=torch.uint8, device=META) for part in (codes, scales))
-        return BlockScaled(values, exponents, fmt)
+        values, scales = (torch.zeros(part, dtype=torch.uint8, device=META) for part in fmt.shapes(shape))
+        scales = scales.float() if fmt.scale_bytes == 4 else scales
+        row_scales = torch.zeros(shape[:-1], device=META) if fmt.has_row_scales else None
+        return BlockScaled(values, scales, fmt, row_scales)
+
+    def channels(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> ChannelScaled:
+        values = torch.zeros(shape, dtype=torch.uint8, device=META)
+        return ChannelScaled(values, torch.zeros(shape[:-1], device=META))
 
 
 class OutlineTensors:
@@ -163,8 +180,13 @@ class OutlineTensors:
         return self._shape((size,), 8)
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
-        codes, scales = _block_shapes(shape, fmt)
-        return BlockScaled(self._shape(codes, 1), self._shape(scales, 1), fmt)
+        sizes = zip(fmt.shapes(shape), (1, fmt.scale_bytes), strict=True)
+        values, scales = (self._shape(part, size) for part, size in sizes)
+        row_scales = self._shape(shape[:-1], 4) if fmt.has_row_scales else None
+        return BlockScaled(values, scales, fmt, row_scales)
+
+    def channels(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> ChannelScaled:
+        return ChannelScaled(self._shape(shape, 1), self._shape(shape[:-1], 4))
 
     def _shape(self, shape: tuple[int, ...], itemsize: int) -> Tensor:
         made = ShapeOnly(shape, itemsize)

@@ -21,7 +21,7 @@ from microscale.models.gemma4.model import Gemma4
 from microscale.models.gpt_oss import config as gpt_oss
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
-from microscale.models.known_checkpoints import PUBLISHED, check_format, preset_of, refuse_architecture
+from microscale.models.known_checkpoints import PUBLISHED, preset_of, refuse_architecture
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
@@ -165,7 +165,6 @@ def _family_in(folder: Path) -> ModelFamily[Any, Any]:
     family = next((family for family in FAMILIES if model_type in family.model_types), None)
     if family is None and isinstance(model_type, str):
         refuse_architecture(file.source, file.data)
-    check_format(file.source, file.data)
     return FAMILIES[0] if family is None else family
 
 

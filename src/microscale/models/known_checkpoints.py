@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
 
@@ -27,8 +27,6 @@ _ALIKE = {
     "qwen3-30b-a3b": re.compile(r"qwen3-?30b"),
 }
 _PRESET_OF = {hub_id.lower(): preset for preset, hub_id in PUBLISHED.items()}
-_READABLE = {"mxfp4": None, "modelopt": "MXFP8"}
-"""``quant_method`` → the one algorithm of it that is read, where it has several."""
 _METHODS = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -72,30 +70,18 @@ def refuse_architecture(source: str, config: Mapping[str, Any]) -> None:
     raise Unsupported(f"{source}: {kind} is not supported. {RUNS}, for example {_example()}.")
 
 
-def check_format(source: str, config: Mapping[str, Any]) -> None:
-    """Raise if the weights are quantised in a way that no family reads."""
-    quantisation = config.get("quantization_config")
-    if not isinstance(quantisation, Mapping):
-        return
-    method, algorithm = quantisation.get("quant_method"), quantisation.get("quant_algo")
-    if not isinstance(method, str) or not isinstance(algorithm, str | None):
-        return  # the family's reader reports the key
-    if method in _READABLE and algorithm in (None, _READABLE[method]):
-        return
-    raise Unsupported(
-        f"{source}: the weights are in {_format_name(method, quantisation)}, which Microscale does not read; it reads "
-        f"BF16, MXFP4 and MXFP8. {_instead(source + ' ' + str(config.get('_name_or_path', '')))}"
-    )
-
-
-def _format_name(method: str, quantisation: Mapping[str, Any]) -> str:
-    detail = quantisation.get("quant_algo") or quantisation.get("format")
+def refuse_format(source: str, config: Mapping[str, Any], method: str, detail: str = "") -> NoReturn:
+    """Raise that weights which are quantised in this way are not read. ``config``: the whole config.json."""
     name = _METHODS.get(method, method)
-    if "nvfp4" in str(detail).lower():
-        return f"NVFP4 ({name})"
-    if method == "modelopt":
-        return str(detail)
-    return f"{name} ({detail})" if detail else name
+    if "nvfp4" in detail.lower():
+        detail, name = name, "NVFP4"
+    elif method == "modelopt" and detail:
+        detail, name = name, detail
+    shown = f"{name} ({detail})" if detail else name
+    raise Unsupported(
+        f"{source}: the weights are in {shown}, which Microscale does not read; it reads BF16, FP8, MXFP8, MXFP4 and "
+        f"NVFP4. {_instead(source + ' ' + str(config.get('_name_or_path', '')))}"
+    )
 
 
 def _instead(text: str) -> str:

@@ -5,91 +5,30 @@ they are stored, how ranks share them, and how dummy weights are drawn. Sources 
 other, as q, k and v; with ``experts`` they are a pattern for each expert, and the experts are stacked.
 
 A family knows names and shapes only. What a matrix looks like on disk, which tensors with which suffixes and types, is
-a ``Storage``: a new checkpoint format is a new one here, and no change to a family's table.
+a ``Storage``: a new checkpoint format is a new one in ``storage.py``, and no change to a family's table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.models.checkpoint import TensorSpec
 from microscale.models.config import ModelConfig
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.reading.parts import RankPart
 from microscale.models.sharding import RankSplit, gate_then_up, vocabulary, width
+from microscale.models.storage import BF16, BF16_OR_F32, Storage, Weight, in_blocks
 from microscale.parallel.sharding import Shard, split_vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Weight: TypeAlias = "Tensor | BlockScaled"
-"""Numbers, or a block format as the checkpoint has it."""
 Layer = TypeVar("Layer")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One of the checkpoint tensors that hold a tensor ``[..., K]``. Its shape is ``[..., K / block, *inner]``."""
-
-    suffix: str
-    """Follows the tensor's name."""
-    dtypes: tuple[str, ...]
-    """The types that it may have, in safetensors' words."""
-    block: int = 1
-    inner: tuple[int, ...] = ()
-
-    def spec(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
-        # Rounded up: a row that blocks do not fill is refused by name, since no scales of that shape exist.
-        return TensorSpec(name + self.suffix, (*shape[:-1], -(-shape[-1] // self.block), *self.inner), self.dtypes)
-
-    def part(self, split: RankSplit, num_axes: int, shard: Shard) -> RankPart | None:
-        """What one rank reads of it, of a tensor with ``num_axes`` axes."""
-        return split.part(shard, self.block if split.axis == num_axes - 1 else 1)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a checkpoint stores a tensor: as numbers, or as codes and scales of a block format."""
-
-    tensors: tuple[StoredTensor, ...]
-    format: BlockFormat | None = None
-
-    def read(self, name: str, read: Callable[[str], Tensor]) -> tuple[Tensor, ...]:
-        """The stored tensors of one matrix; codes and scales as bytes, ``[..., bytes of a row]``."""
-        if self.format is None:
-            return tuple(read(name + stored.suffix) for stored in self.tensors)
-        return tuple(
-            read(name + stored.suffix).view(torch.uint8).flatten(-1 - len(stored.inner)) for stored in self.tensors
-        )
-
-    def weight(self, tensors: Sequence[Tensor]) -> Weight:
-        """What the model takes."""
-        return tensors[0] if self.format is None else BlockScaled(tensors[0], tensors[1], self.format)
-
-
-BF16 = Storage((StoredTensor("", ("BF16",)),))
-BF16_OR_F32 = Storage((StoredTensor("", ("BF16", "F32")),))
-"""Norms and routers are BF16 as published; trainers keep them in float32."""
-BF16_MODULE = Storage((StoredTensor(".weight", ("BF16",)),))
-MODELOPT_MXFP8 = Storage(
-    (StoredTensor(".weight", ("F8_E4M3",)), StoredTensor(".weight_scale", ("U8", "F8_E8M0"), block=BLOCK)), MXFP8
-)
-
-
-def mxfp4_blocks(separator: str = "_") -> Storage:
-    """MXFP4 as gpt-oss has it. A block's 16 bytes follow those of the block before."""
-    blocks = StoredTensor(f"{separator}blocks", ("U8",), BLOCK, inner=(BLOCK // 2,))
-    return Storage((blocks, StoredTensor(f"{separator}scales", ("U8",), BLOCK)), MXFP4)
-
-
-MODULES: Mapping[str, Storage] = {"bf16": BF16_MODULE, "mxfp8": MODELOPT_MXFP8, "mxfp4": mxfp4_blocks()}
-"""How a module's weight is stored, by its format."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +103,8 @@ class TensorRow:
             return self.number
         if self.storage.format is not None:
             return make.blocks(name, self.shape, self.storage.format, device)
+        if self.storage.channels:
+            return make.channels(name, self.shape, device)
         return make.normal(name, self.shape, device, self.draw.std, self.draw.mean, float32=self.draw.float32)
 
     def _name(self, source: TensorSource, expert: int) -> str:
@@ -201,7 +142,7 @@ class ExpertTensorShape:
 
 
 def expert_rows(
-    fields: tuple[str, str], module: str, shape: ExpertTensorShape, fmt: str, *, fused: bool
+    fields: tuple[str, str], module: str, shape: ExpertTensorShape, storage: Storage, *, fused: bool
 ) -> tuple[TensorRow, TensorRow]:
     """``gate_up`` (all gate rows, then all up rows) and ``down`` of a layer's experts without biases.
 
@@ -215,7 +156,7 @@ def expert_rows(
         return TensorRow(fields[0], (gate_up,), BF16), TensorRow(fields[1], (down,), BF16)
     gate, up = (TensorSource(f"{module}.{{}}.{part}_proj", (size, hidden), width(size, 0)) for part in ("gate", "up"))
     down = TensorSource(f"{module}.{{}}.down_proj", (hidden, size), width(size, 1))
-    storage = MODULES[fmt]
+    storage = in_blocks(storage) if storage.channels else storage
     return TensorRow(fields[0], (gate, up), storage, experts=num), TensorRow(fields[1], (down,), storage, experts=num)
 
 
@@ -256,11 +197,18 @@ class TensorTable(Generic[Layer]):
             yield "", self.ends.lm_head
 
 
-def end_rows(config: ModelConfig, embed: str, norm: str, lm_head: str, norm_storage: Storage = BF16_OR_F32) -> EndRows:
+def end_rows(
+    config: ModelConfig,
+    embed: str,
+    norm: str,
+    lm_head: str,
+    norm_storage: Storage = BF16_OR_F32,
+    head_storage: Storage = BF16,
+) -> EndRows:
     """The tensors before and after the layers of any model, by their names in the checkpoint."""
     vocab, hidden = config.vocab_size, config.hidden
     own_rows = len(split_vocabulary(vocab, config.shard))
-    head = TensorRow("lm_head", (TensorSource(lm_head, (own_rows, hidden), vocabulary(vocab)),))
+    head = TensorRow("lm_head", (TensorSource(lm_head, (own_rows, hidden), vocabulary(vocab)),), head_storage)
     return EndRows(
         TensorRow("embed", (TensorSource(embed, (vocab, hidden)),)),
         vector("norm", norm, hidden, norm_storage),

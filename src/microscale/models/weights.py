@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, check_overrides
 from microscale.models.config import ModelConfig
 from microscale.models.dummy_weights import TensorMaker
-from microscale.models.tensor_table import TensorRow, TensorTable, Weight
+from microscale.models.storage import KV_SCALES, Storage, Weight, storages
+from microscale.models.tensor_table import TensorRow, TensorTable
 from microscale.parallel.sharding import Shard, split_vocabulary
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+NOTHING_QUANTISED = storages(None)
 
 Layer = TypeVar("Layer")
 Config = TypeVar("Config", bound=ModelConfig)
@@ -91,18 +94,30 @@ def open_checkpoint(
     overrides: Mapping[str, object],
     shard: Shard,
     left_out: tuple[str, ...] = (),
+    modules: Mapping[str, Storage] = NOTHING_QUANTISED,
 ) -> CheckpointWeights[Config, Layer]:
     """One rank's part of a checkpoint, which is checked in full against ``own``, the config that came with it.
 
     ``config`` is that with overrides. These may leave layers out or change constants, but not the shape of a tensor.
-    Tensors whose names begin with ``left_out`` may be in the checkpoint and are not read.
+    Tensors whose names begin with ``left_out`` may be in the checkpoint and are not read. ``modules``: how quantised
+    modules are stored; what their storages do not read may be there too.
     """
     expected, wanted = table(own).specs(), table(config)
-    num_left_out = checkpoint.check(expected, left_out)
+    unread = {suffix for storage in modules.values() for suffix in storage.unread}
+    num_left_out, num_unread = checkpoint.check(expected, left_out, (*unread, *KV_SCALES))
     if overrides:
         check_overrides(checkpoint.folder, overrides, expected, wanted.specs())
     if num_left_out:
         log.info("%s: %d tensors are not part of the text model and are not read.", checkpoint.folder, num_left_out)
+    if num_unread:
+        log.info(
+            "%s: %d calibrated scales of activations and of the KV cache are not used: activations get their scales "
+            "when they are quantised, and the KV cache has none.",
+            checkpoint.folder,
+            num_unread,
+        )
+    if any(checkpoint.entries[spec.name].dtype == "F16" for spec in expected):
+        log.warning("%s is in FP16; what is not quantised is rounded to BF16 as it loads.", checkpoint.folder)
     if not shard.is_whole:
         checkpoint = checkpoint.of_rank(wanted.parts(shard))
     return CheckpointWeights(config.sharded(shard), wanted, checkpoint)

@@ -149,23 +149,19 @@ class Ops:
         return uncapturable(self.plan, tokens) or self.ranks.uncapturable
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
-        return self._moe(
-            "experts", weights.gate_up, weights.down, (weights.gate_up_bias, weights.down_bias), top_k, gate
-        )
+        biases = weights.gate_up_bias, weights.down_bias
+        return self.experts("experts", weights.gate_up, weights.down, top_k, gate, biases)
 
-    def experts(self, layer: str, gate_up: Weight, down: Weight, top_k: int, gate: Gate) -> Moe:
-        """Experts without biases, under a plan's name for them; bf16 ones where the precision has another format."""
-        return self._moe(layer, gate_up, down, (None, None), top_k, gate)
-
-    def _moe(
+    def experts(
         self,
         layer: str,
         gate_up: Weight,
         down: Weight,
-        biases: tuple[Tensor | None, Tensor | None],
         top_k: int,
         gate: Gate,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Moe:
+        """Experts under a plan's name for them; bf16 ones where the precision has another format."""
         spec = moe_spec(gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
         choice = self._choose("moe", layer, spec, registry.moe)
         kind = self._moe_kinds.setdefault(layer, MoeKind(choice))

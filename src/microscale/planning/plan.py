@@ -18,6 +18,7 @@ from microscale.planning import registry
 from microscale.planning.choose_kernel import Freedom, Preference, decide_layer
 from microscale.planning.decision import Decision, Plan, Rejected
 from microscale.planning.estimate import Estimate, estimate
+from microscale.planning.option_values import LAYER_FORMATS
 from microscale.planning.precision import BITS, EXACT, Precision
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
@@ -131,7 +132,7 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
     # A BF16 checkpoint's experts run in no format of their own.
     if own is not None and (precision.format_of(use.layer, own) != own or (use.op, own) == ("moe", "bf16")):
         layer, held = use.layer.partition(".")[0], precision.format_of(use.layer, own)
-        for fmt in sorted(BITS, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
+        for fmt in sorted(LAYER_FORMATS, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
             chosen = {**dict(precision.chosen), layer: fmt}
             other = replace(precision, chosen=tuple(chosen.items()))
             tries.append((precision.option(layer), f"--layer-format {layer}={fmt}", other))

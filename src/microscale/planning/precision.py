@@ -3,14 +3,14 @@
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
 meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
-``exact`` refuses them. A precision never widens what a checkpoint stores narrower.
+``exact`` refuses them. So do they with FP8 under scales of 128 x 128 values; ``exact`` decodes it. A precision never
+widens what a checkpoint stores narrower.
 
 One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,17 +19,22 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.formats import BLOCK, FORMATS
 from microscale.kernels.numbers import FRAGMENT_ROWS
 from microscale.kernels.op import Activations
+from microscale.planning.option_values import (
+    AUTO,
+    KV_CACHE_DTYPES,
+    LAYERS,
+    MOE_ACTIVATIONS,
+    PRECISION_NAMES,
+    one_of,
+    parse_layer_formats,
+)
 
-LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
-"""What ``--layer-format`` takes."""
 BITS: Mapping[str, float] = {
     "bf16": 16.0,
     "fp8": 8.0,
-    **{name: fmt.bytes_per_block * 8 / BLOCK for name, fmt in FORMATS.items()},
+    **{name: fmt.bits_per_value for name, fmt in FORMATS.items()},
 }
-"""Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
-MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
-KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
+"""Bits of one weight, its share of the scale included (one scale a row is nothing)."""
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
 """Dense layers of a draft head."""
 
@@ -60,7 +65,8 @@ class Precision:
         if name in dict(self.chosen):
             return dict(self.chosen)[name]
         planned = dict(self.formats).get(name, own)
-        return planned if BITS[planned] < BITS[own] else own
+        # Whole bits: another format of as many, such as MXFP4 for NVFP4, would only round once more.
+        return planned if int(BITS[planned]) < int(BITS[own]) else own
 
     def applied(self, layer: str, spec: Any) -> Any:
         """A layer's spec in the format that it will be held in."""
@@ -70,9 +76,9 @@ class Precision:
         if self.keeps_own(layer, spec) is not None:
             return spec
         columns = getattr(spec, "columns", BLOCK)  # widths of experts are checked with the config
-        if held in FORMATS and columns % BLOCK:
+        if held in FORMATS and columns % (block := FORMATS[held].block):
             raise Unsupported(
-                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {BLOCK} do not divide its {columns} "
+                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {block} do not divide its {columns} "
                 f"columns; add --layer-format {layer.partition('.')[0]}=fp8."
             )
         return replace(spec, weight_format=held)
@@ -103,6 +109,11 @@ class Precision:
         formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
         return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
+
+    def named(self, name: str) -> Precision:
+        """Another of ``PRECISIONS`` with what the user changed of this one."""
+        own = ("chosen", "moe_activations", "kv_cache_dtype")
+        return replace(PRECISIONS[name], **{field: getattr(self, field) for field in own})
 
     def options(self) -> dict[str, Any]:
         """The options of ``EngineConfig`` that give this precision: see ``make_precision``."""
@@ -163,26 +174,9 @@ def make_precision(
     name: str = "exact", layer_formats: Sequence[str] = (), moe_activations: str = "auto", kv_cache_dtype: str = "auto"
 ) -> Precision:
     """The record of ``--precision``, ``--layer-format``, ``--moe-activations`` and ``--kv-cache-dtype``."""
-    _one_of("--precision", name, PRECISIONS)
-    _one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
-    _one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-    chosen: dict[str, str] = {}
-    for text in layer_formats:
-        layer, equals, fmt = text.partition("=")
-        if not equals:
-            raise BadSetting(f"--layer-format {text!r} is not LAYER=FORMAT, such as lm_head=mxfp8.")
-        _one_of(f"--layer-format {text}: the layer", layer, LAYERS)
-        _one_of(f"--layer-format {text}: the format", fmt, BITS)
-        if chosen.get(layer, fmt) != fmt:
-            raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
-        chosen[layer] = fmt
-    return replace(
-        PRECISIONS[name], chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype
-    )
-
-
-def _one_of(option: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise BadSetting(f"{option} {value!r} is unknown; known are {', '.join(known)}{hint}")
+    one_of("--precision", name, PRECISION_NAMES)
+    one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
+    one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    chosen = parse_layer_formats(layer_formats)
+    changed = {"moe_activations": moe_activations, "kv_cache_dtype": kv_cache_dtype}
+    return replace(PRECISIONS.get(name, Precision(AUTO)), chosen=tuple(chosen.items()), **changed)

@@ -12,6 +12,7 @@ import torch
 
 from microscale.formats import (
     FORMATS,
+    NVFP4,
     BlockScaled,
     ChannelScaled,
     block_format,
@@ -19,6 +20,8 @@ from microscale.formats import (
     encode,
     encode_channels,
 )
+from microscale.formats.nvfp4 import encode as encode_nvfp4
+from microscale.formats.nvfp4 import global_scales, row_peaks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,22 +59,29 @@ def convert(weight: Weight, fmt: str) -> Weight:
         torch.empty((rows, *each.shape[1:]), dtype=each.dtype, device=flat.device)
         for each in (like.values, like.scales)
     )
+    row_scales = None
+    if fmt == NVFP4.name:
+        row_scales = torch.empty(rows, dtype=torch.float32, device=flat.device)
+        for start in starts:
+            row_scales[start : start + step] = row_peaks(_numbers(flat[start : start + step]))
+        row_scales = global_scales(row_scales.view(lead)).view(rows)
     for start in starts:
-        coded = _encode(_numbers(flat[start : start + step]), fmt)
-        values[start : start + step] = coded.values
-        scales[start : start + step] = coded.scales
+        chunk = slice(start, start + step)
+        coded = _encode(_numbers(flat[chunk]), fmt, None if row_scales is None else row_scales[chunk])
+        values[chunk] = coded.values
+        scales[chunk] = coded.scales
     values, scales = values.view(*lead, *values.shape[1:]), scales.view(*lead, *scales.shape[1:])
-    return BlockScaled(values, scales, block_format(fmt)) if fmt in FORMATS else ChannelScaled(values, scales)
+    if fmt not in FORMATS:
+        return ChannelScaled(values, scales)
+    return BlockScaled(values, scales, block_format(fmt), None if row_scales is None else row_scales.view(lead))
 
 
 def take_rows(weight: Weight, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``[n, K]`` of ``weight [rows, K]`` with these numbers, decoded: an embedding's look-up."""
     if _is_shape(weight):
         return torch.empty((*rows.shape, weight.shape[-1]), dtype=dtype, device=weight.device)
-    if isinstance(weight, BlockScaled):
-        return decode(BlockScaled(weight.values[rows], weight.scales[rows], weight.format), dtype)
-    if isinstance(weight, ChannelScaled):
-        return decode(ChannelScaled(weight.values[rows], weight.scales[rows]), dtype)
+    if isinstance(weight, BlockScaled | ChannelScaled):
+        return decode(weight[rows], dtype)
     return torch.nn.functional.embedding(rows, weight).to(dtype)
 
 
@@ -80,7 +90,9 @@ def _is_shape(weight: Weight) -> bool:
     return weight.device.type == "meta"
 
 
-def _encode(part: Tensor, fmt: str) -> BlockScaled | ChannelScaled:
+def _encode(part: Tensor, fmt: str, row_scales: Tensor | None = None) -> BlockScaled | ChannelScaled:
+    if row_scales is not None:
+        return encode_nvfp4(part, row_scales)
     return encode(part, block_format(fmt)) if fmt in FORMATS else encode_channels(part)
 
 
@@ -95,4 +107,5 @@ def _flat(weight: Weight) -> Weight:
     values = weight.values.reshape(-1, weight.values.shape[-1])
     if isinstance(weight, ChannelScaled):
         return ChannelScaled(values, weight.scales.reshape(-1))
-    return BlockScaled(values, weight.scales.reshape(-1, weight.scales.shape[-1]), weight.format)
+    row_scales = None if weight.row_scales is None else weight.row_scales.reshape(-1)
+    return BlockScaled(values, weight.scales.reshape(-1, weight.scales.shape[-1]), weight.format, row_scales)

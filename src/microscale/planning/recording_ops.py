@@ -14,7 +14,7 @@ from microscale import hardware
 from microscale.formats import ShapeOnly
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe.spec import Gate, MoeWeights
+from microscale.kernels.moe.spec import Gate
 from microscale.kernels.op import Activations
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
@@ -66,14 +66,17 @@ class RecordingOps(Ops):
         """Called when a decoder layer is complete."""
         self.layers.append([])
 
-    def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Any:
-        biases = (weights.gate_up_bias, weights.down_bias)
-        spec = moe_spec(weights.gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
-        return self._note("moe", "experts", spec, weights.gate_up, weights.down, *biases)
-
-    def experts(self, layer: str, gate_up: Weight, down: Weight, top_k: int, gate: Gate) -> Any:
-        spec = moe_spec(gate_up, self.activations, top_k, gate, bias=False)
-        return self._note("moe", layer, spec, gate_up, down)
+    def experts(
+        self,
+        layer: str,
+        gate_up: Weight,
+        down: Weight,
+        top_k: int,
+        gate: Gate,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Any:
+        spec = moe_spec(gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
+        return self._note("moe", layer, spec, gate_up, down, *biases)
 
     def dense(
         self, layer: str, weights: DenseWeights, softcap: float | None = None, *, behind_sum: bool = False

@@ -42,7 +42,9 @@ def shape_only(spec: MoeSpec) -> MoeWeights:
         return torch.empty((spec.num_experts, *shape), dtype=dtype, device="meta")
 
     def matrix(rows: int, k: int) -> BlockScaled:
-        return BlockScaled(empty(rows, k * fmt.bits // 8), empty(rows, k // BLOCK), fmt)
+        values, scales = fmt.shapes((rows, k))
+        row_scales = empty(rows, dtype=torch.float32) if fmt.has_row_scales else None
+        return BlockScaled(empty(*values), empty(*scales), fmt, row_scales)
 
     def bias(rows: int) -> Tensor | None:
         return empty(rows, dtype=torch.bfloat16) if spec.bias else None

@@ -16,6 +16,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -105,18 +106,18 @@ class RunningReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record.owner = owner_of(scope)
+        address, _ = scope.get("client") or ("", 0)
         self._record.client_id = request_id_of(scope)
         kind = anthropic_errors.AnthropicExchange if self._record.route.startswith(anthropic_errors.ROUTE) else Exchange
-        exchange = kind(scope, send, self._host.limits, self._record)
+        exchange = kind(scope, send, self._record)
         self._host.num_open += 1
-        work = asyncio.create_task(self._run(exchange))
+        work = asyncio.create_task(self._run(exchange, self._record.owner or address))
         gone = asyncio.create_task(_wait_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._host.num_open -= 1
             gone.cancel()
-            exchange.close()
             disconnected = not work.done()
             if disconnected:
                 work.cancel()
@@ -128,9 +129,10 @@ class RunningReply(Response):
         if not disconnected:
             work.result()  # an error that could not be sent to the client is raised to uvicorn
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: Exchange, client: str) -> None:
         try:
-            await self._work(exchange)
+            with self._host.admit(client):
+                await self._work(exchange)
         except MicroscaleError as error:
             await self._send_error(exchange, error)
         except Exception as error:  # a bug of ours gets a reply too, so that no client waits forever
@@ -170,6 +172,11 @@ def add_error_handlers(app: FastAPI) -> None:
         else:
             body = reply_json(message, "invalid_request_error", str(error.detail).lower().replace(" ", "_"))
         return Response(body, error.status_code, error.headers, "application/json")
+
+    @app.exception_handler(ClientDisconnect)
+    async def by_leaving(request: Request, error: ClientDisconnect) -> Response:
+        """The client has left before its body was complete. Nobody gets this reply."""
+        return Response(status_code=CLIENT_DISCONNECTED)
 
     @app.exception_handler(Exception)
     async def by_bug(request: Request, error: Exception) -> Response:

@@ -53,6 +53,14 @@ def shutting_down() -> Draining:
     return Draining("The server is shutting down and accepts no new requests.")
 
 
+def too_many_waiting(limit: int) -> QueueFull:
+    return QueueFull(f"The engine is being started again and {limit} requests wait for it already; try again later.")
+
+
+def too_many_of_client(limit: int) -> QueueFull:
+    return QueueFull(f"You have {limit} requests open already, which is the maximum; wait until one has ended.")
+
+
 def cut_off_by_shutdown() -> Draining:
     return Draining("The server shut down before this answer was complete.")
 

@@ -50,10 +50,13 @@ class RequestLimits:
     """How long a client may leave a full socket unread before its request is aborted."""
     max_unread_tokens: int = 8192
     """How far a client may fall behind the engine before its request is aborted."""
+    max_requests_per_client: int | None = None
+    """That may be open at once, by API key, or by address without keys."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if getattr(self, limit.name) <= 0:
+            value = getattr(self, limit.name)
+            if value is not None and value <= 0:
                 raise BadSetting(f"--{limit.name.replace('_', '-')} must be greater than 0.")
 
 
@@ -87,6 +90,21 @@ def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class SamplingDefaults:
+    """What requests get that do not choose it themselves. Without a ``generation_config.json``, OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def changed(self) -> dict[str, float]:
+        """What differs from OpenAI's defaults."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
+
+@dataclass(frozen=True)
 class ServeOptions:
     """How a model is served."""
 
@@ -99,9 +117,14 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     strict_requests: bool = False
+    chat_template: Path | None = None
+    """A template instead of the checkpoint's."""
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     limits: RequestLimits = field(default_factory=RequestLimits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0
+    restart_engine: int = 0
+    """How many times an engine that ended is started again."""
     strict_eos: bool = True
     """Whether the model's end tokens must be the tokenizer's. False for random weights, which use another tokenizer."""
     launch: EngineProcess = field(default_factory=EngineProcess)

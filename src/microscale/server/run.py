@@ -1,7 +1,8 @@
 """The life of a server: bind, load, self-test, serve, drain.
 
     bind ── engine loads ── self-test ── serve ──┬─ SIGTERM, Ctrl-C ── drain: open requests finish, new get 503 ── 0
-                                                 └─ engine ends ────── every request gets 503 for 2 s ──────────── 1
+                                                 └─ engine ends ─┬──── every request gets 503 for 2 s ──────────── 1
+                                                                 └──── --restart-engine: another loads, requests wait
 A second signal stops the server immediately.
 """
 
@@ -14,15 +15,18 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 import uvicorn
 
 from microscale.engine.client.client import EngineClient
+from microscale.engine.client.launch import EngineProcess
+from microscale.engine.config import EngineConfig
 from microscale.engine.grammar import Vocabulary
-from microscale.errors import BadSetting, EngineDied
+from microscale.errors import BadSetting, EngineDied, MicroscaleError
 from microscale.server import error_texts
 from microscale.server.app import make_app
 from microscale.server.host import Host
@@ -32,10 +36,14 @@ from microscale.server.options import ServeOptions
 from microscale.server.structured.grammar_checker import GrammarChecker
 from microscale.text.formats import chat_format_for, self_test
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 ENGINE_ENDED_S = 2.0
 """How long clients still get an error reply after the engine has ended."""
-SHUTDOWN_S = 5.0
+SHUTDOWN_S = 2.0
+"""How long connections get to end when nothing more is computed."""
+CLOSING_S = 5.0
+"""The part of a drain's time in which the engine has to end, be killed if it does not, and the connections close."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SEND_BUFFER_BYTES = 128 * 1024
 """The kernel's send buffer per connection; Linux grants twice that. By default it grows to 4 MB: ten thousand events
@@ -106,19 +114,12 @@ async def serve(options: ServeOptions) -> int:
 @contextlib.asynccontextmanager
 async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
     """Load the model and self-test it; yield what every request needs."""
-    chat_format = chat_format_for(options.tokenizer)
+    chat_format = chat_format_for(options.tokenizer, options.chat_template)
     metrics = Metrics(options.names[0], options.metrics_prefix)
-    tokenizer = options.tokenizer
-    vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
-    config = msgspec.structs.replace(
-        options.engine,
-        vocabulary=tuple(vocabulary.tokens),
-        control_tokens=tuple(vocabulary.control),
-        split_pattern=vocabulary.split,
-    )
+    vocabulary = _vocabulary(options)
     clock = StartClock(options.launch.on_progress)
     launch = replace(options.launch, on_progress=clock.progress)
-    async with await EngineClient.start(config, launch) as engine:
+    async with await EngineClient.start(_engine_config(options, vocabulary), launch) as engine:
         ready, start_s = engine.ready, clock.parts()
         eos = ready.eos_token_ids if options.strict_eos else ()
         self_test(chat_format, ready.vocab_size, eos)
@@ -134,15 +135,33 @@ async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
             options.keys,
             options.allowed_hosts,
             allowed_origins=options.allowed_origins,
+            sampling=options.sampling,
             strict_requests=options.strict_requests,
             drafts=options.engine.speculative is not None,
             start_s=start_s,
+            restarts_left=options.restart_engine,
+            max_waiting=options.engine.max_queue,
         )
         try:
             yield host
         finally:
+            await host.engine.close()
             await grammars.close()
             host.threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _vocabulary(options: ServeOptions) -> Vocabulary:
+    tokenizer = options.tokenizer
+    return Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
+
+
+def _engine_config(options: ServeOptions, vocabulary: Vocabulary) -> EngineConfig:
+    return msgspec.structs.replace(
+        options.engine,
+        vocabulary=tuple(vocabulary.tokens),
+        control_tokens=tuple(vocabulary.control),
+        split_pattern=vocabulary.split,
+    )
 
 
 async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int:
@@ -170,34 +189,74 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
     while not server.started and not stop.is_set():
         await asyncio.sleep(0.01)
     options.on_ready(host.engine.ready, address_of(bound))
-    ended = asyncio.create_task(host.engine.wait_ended())
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-        status = await (_engine_ended(host, ended.result()) if ended.done() else _drain(host, options.drain_s, stop))
+        end = await _run_engines(host, options, stopped)
+        status = await (_drain(host, options.drain_s, stop) if end is None else _engine_ended(host, end))
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-        ended.cancel()
         stopped.cancel()
         server.should_exit = True
         await serving
     return status
 
 
+async def _run_engines(host: Host, options: ServeOptions, stopped: asyncio.Task[object]) -> EngineDied | None:
+    """Replace an engine that ends while ``--restart-engine`` allows it. Why the last one ended; ``None``: a signal
+    came."""
+    while True:
+        end = await _unless(stopped, host.engine.wait_ended())
+        if end is None or not host.restarts_left:
+            return end
+        number = options.restart_engine - host.restarts_left + 1
+        log.error("The engine has ended and is started again (%d of %d): %s", number, options.restart_engine, end)
+        host.metrics.restarted()
+        # The first engine's progress was shown above a terminal's prompt that is in use now.
+        launch = EngineProcess(options.launch.command, options.launch.load_timeout_s)
+        config = _engine_config(options, _vocabulary(options))
+        try:
+            engine = await _unless(stopped, EngineClient.start(config, launch))
+        except MicroscaleError as error:
+            log.error("The engine did not start again: %s", error)
+            host.replace_engine(None)
+            continue
+        if engine is None:
+            return None
+        host.replace_engine(engine)
+        log.info("The engine is ready again.")
+
+
+async def _unless(stopped: asyncio.Task[object], work: Coroutine[object, object, T]) -> T | None:
+    """The result of ``work``; ``None``, and the work is cancelled, if ``stopped`` comes first."""
+    task = asyncio.create_task(work)
+    await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait((task,))
+    return None
+
+
 async def _engine_ended(host: Host, end: EngineDied) -> int:
     host.closing = end
+    host.wake_waiting()
     log.error("The engine has ended, so the server stops: %s", end)
     await asyncio.sleep(ENGINE_ENDED_S)
     return 1
 
 
 async def _drain(host: Host, within_s: float, stop: asyncio.Event) -> int:
-    """Let open requests finish. A second signal aborts them."""
+    """Let open requests finish, and end the engine within this time whatever it does. A second signal aborts them."""
     stop.clear()
     host.closing = error_texts.shutting_down()
-    log.info("Shutting down: open requests have %g s to finish. A second signal stops immediately.", within_s)
-    draining = asyncio.create_task(host.engine.drain(within_s))
+    host.wake_waiting()
+    if host.engine.why_ended is not None:
+        log.info("Stopped while the engine was being started again.")
+        return 0
+    requests_s = max(within_s / 2, within_s - CLOSING_S)
+    log.info("Shutting down: open requests have %g s to finish. A second signal stops immediately.", requests_s)
+    draining = asyncio.create_task(host.engine.drain(requests_s))
     again = asyncio.create_task(stop.wait())
     await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
     again.cancel()

@@ -60,11 +60,16 @@ class ChatTemplate:
             raise BadCheckpoint(f"{origin} is not a chat template: {exc}.") from exc
 
     @classmethod
+    def read(cls, path: Path) -> ChatTemplate:
+        """The template in a file."""
+        return cls(_read(path, MAX_TEMPLATE_BYTES), str(path))
+
+    @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
         """The template of a checkpoint's folder: its own file, or a string in the tokenizer's config."""
         path = folder / FILE_NAME
         if path.is_file():
-            return cls(_read(path, MAX_TEMPLATE_BYTES), str(path))
+            return cls.read(path)
         path = folder / CONFIG_NAME
         if not path.is_file():
             raise BadCheckpoint(f"{folder} has neither {FILE_NAME} nor {CONFIG_NAME}, so it has no chat template.")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from microscale.errors import BadCheckpoint
+from microscale.errors import BadCheckpoint, BadSetting
 from microscale.text.chat_format import ChatFormat
+from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml.format import ChatmlFormat
 from microscale.text.conversation import Message, RenderOptions, Role
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.harmony.format import HarmonyFormat
 from microscale.text.output import ChatOutput
+from microscale.text.template_format import TemplateFormat
 from microscale.text.tokenizer import Tokenizer
 
 FORMATS: tuple[type[ChatFormat], ...] = (GemmaFormat, HarmonyFormat, ChatmlFormat)
@@ -18,9 +21,17 @@ DEFAULT: type[ChatFormat] = HarmonyFormat
 """For random weights, and for tokenizers that fit no format: its error names the missing token."""
 
 
-def chat_format_for(tokenizer: Tokenizer) -> ChatFormat:
-    """The format whose control tokens the tokenizer has."""
-    return next((kind for kind in FORMATS if kind.fits(tokenizer)), DEFAULT).of(tokenizer)
+def chat_format_for(tokenizer: Tokenizer, template: Path | None = None) -> ChatFormat:
+    """The format whose control tokens the tokenizer has, with another ``template`` than the checkpoint's if given."""
+    kind = next((kind for kind in FORMATS if kind.fits(tokenizer)), DEFAULT)
+    if template is None:
+        return kind.of(tokenizer)
+    if not issubclass(kind, TemplateFormat):
+        raise BadSetting(
+            "--chat-template does not work with this model: its chat format (Harmony) is part of Microscale and not a "
+            "template; leave the option out."
+        )
+    return kind(tokenizer, ChatTemplate.read(template))
 
 
 QUESTION = "What is 2 + 2?\nNaïve <|end|> 日本 👩‍👧"

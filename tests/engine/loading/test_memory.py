@@ -10,7 +10,7 @@ import torch
 
 from microscale import hardware
 from microscale.engine.limits import SCORED_TOKENS
-from microscale.engine.loading.fit import check_fits, fitting_options, plan_and_size, refusal
+from microscale.engine.loading.fit import advice, check_fits, fitting_options, plan_and_size, refusal
 from microscale.engine.loading.memory import Memory, Workload, weight_bytes
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.errors import BadSetting, Unsupported
@@ -130,7 +130,7 @@ def test_a_start_on_unified_memory_is_refused_before_the_system_has_less_than_it
     free = idle.needed + 6 * GIB
     _, memory = plan_and_size(model, chosen, workload, free)
     assert not memory.fits
-    text = refusal(model, chosen, memory)
+    text = refusal(memory, advice(model, chosen, memory))
     assert f"{free / GIB:.1f} GiB free, 8.0 of them left to the system" in text
     assert "it fits with --reserve-memory 4 (" in text
     assert plan_and_size(model, chosen, replace(workload, reserve=4 * GIB), free)[1].fits

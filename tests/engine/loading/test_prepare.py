@@ -16,7 +16,7 @@ from msgspec import structs
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import build, fit, prepare
-from microscale.engine.loading.build import Queueing, build_engine, describe
+from microscale.engine.loading.build import Precisions, Queueing, build_engine, describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import workload_of
 from microscale.engine.predictions import Point
@@ -112,9 +112,9 @@ def test_what_is_told_of_an_engine_holds_the_speeds_that_explain_predicts() -> N
     found = report.explain(report.Question("gpt-oss-20b", "h200"))
     prepared = replace(tiny, setup=found.setup, outline=found.outline, plan=found.plan, memory=found.memory)
     points = build._points(prepared, max_model_len=131072)
-    told = json.loads(describe(found.plan, found.setup.precision, found.memory, dict.fromkeys(LayerKind, 4), points))[
-        "predicted"
-    ]
+    told = json.loads(
+        describe(found.plan, Precisions(found.setup.precision), found.memory, dict.fromkeys(LayerKind, 4), points)
+    )["predicted"]
     assert [(row["kind"], row["batch"]) for row in told][:3] == [("decode", 1), ("decode", 8), ("decode", 64)]
     same = {(point.kind, point.batch, point.context): point for point in found.points}
     assert points

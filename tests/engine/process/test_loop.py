@@ -11,6 +11,7 @@ import pytest
 
 from microscale.engine.process.connection import OwnerGone
 from microscale.engine.process.loop import QUIET_S, Loop
+from microscale.engine.protocol.heartbeat import Heartbeat
 from microscale.engine.protocol.messages import GetStats
 
 
@@ -18,6 +19,7 @@ class Script:
     """A connection that tells what each turn waited for, and hears what it was given. And a service without work."""
 
     has_work = False
+    step_limit_s = 1.0
 
     def __init__(self, heard: list[list[object]], ahead: int) -> None:
         self.waits: list[float | None] = []
@@ -37,6 +39,8 @@ class Script:
 
     def stats(self) -> None: ...
 
+    def before_compiling(self, report: object) -> None: ...
+
     def idle(self) -> bool:
         self.done.append(len(self.waits))
         return len(self.done) < self.ahead
@@ -45,7 +49,7 @@ class Script:
 def turns(heard: list[list[object]], ahead: int) -> Script:
     script: Any = Script(heard, ahead)
     with pytest.raises(OwnerGone):
-        Loop(script, script, 1.0).run()
+        Loop(script, script, 1.0, Heartbeat.create()).run()
     return script  # type: ignore[no-any-return]
 
 

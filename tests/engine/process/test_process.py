@@ -337,10 +337,10 @@ def test_a_failing_step_fails_its_requests(run: Run, capfd: pytest.CaptureFixtur
 
 def test_a_hung_step_fails_its_requests(run: Run) -> None:
     async def whole() -> None:
-        client = await counting("hangs in a step", silence_s=0.2)
-        await asyncio.sleep(0.5)  # silence without work is nothing
+        client = await counting("hangs in a step")
+        await asyncio.sleep(1.0)  # an engine without work may be silent
         asked = client.submit(request("r", [1], 9))
-        with pytest.raises(EngineDied, match=r"reported no step in 0.2 s and was killed"):
+        with pytest.raises(EngineDied, match=r"takes longer than 0.5 s, which no step should; it was killed"):
             await tokens_of(await asked)
         await client.close()
         assert gone(client.pid)

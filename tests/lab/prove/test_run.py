@@ -27,8 +27,8 @@ from microscale_lab.prove import inventory
 from microscale_lab.prove.bridge import proof_kernel
 from microscale_lab.prove.command import run_cases
 from microscale_lab.prove.execute import execute
-from microscale_lab.prove.executed_report import KEYS, RunRow, print_rows, rows_of
-from microscale_lab.prove.selection import CPU, Selection, rehearse, select
+from microscale_lab.prove.executed_report import KEYS, RunRow, print_end, print_rows, rows_of
+from microscale_lab.prove.selection import CPU, NOT_NEEDED, Selection, rehearse, select, shorten
 from ptxproof import cache as ptx_cache
 from ptxproof.compiler import compile_to_ptx
 from ptxproof.targets import SAME_PTX
@@ -195,11 +195,11 @@ def test_what_is_not_interpreted_is_counted_and_is_no_failure(tmp_path: Path) ->
 
 def test_what_a_card_does_not_have_is_left_out_with_its_reason() -> None:
     selected = select([known("a100")], [case for case in cases_of("moe") if "70 tokens" in case.name], CPU)
-    reasons = {reason: count for (_, _, reason), count in selected.left_out.items()}
-    assert sum(reasons.values()) == 2  # both formats with 8-bit activations
-    assert any(reason.startswith("needs a block-scaled matrix instruction") for reason in reasons)
+    assert len(selected.left_out) == 2  # both formats with 8-bit activations
+    assert any(left.reason.startswith("needs a block-scaled matrix instruction") for left in selected.left_out)
+    assert {left.variant for left in selected.left_out} == {None}
     large = select([known("a100")], [case for case in all_cases() if case.op == "sampling" and case.large], CPU)
-    assert set(large.left_out.values()) == {1}
+    assert [left.variant for left in large.left_out] == ["triton_sampling, filtered"]
 
 
 def test_the_status_is_1_when_a_case_fails_and_options_are_checked() -> None:
@@ -226,7 +226,8 @@ def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(selected: Selection, rows: list[RunRow]) -> list[str]:
     console = Console(file=StringIO(), width=120)
-    print_rows(rows, selected, console)
+    print_rows(rows, console)
+    print_end(rows, selected, console)
     assert isinstance(console.file, StringIO)
     return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
 
@@ -239,10 +240,10 @@ def test_the_table_of_what_is_right(tmp_path: Path) -> None:
     assert len(cards) == 2
     assert all(re.search(r"NVIDIA (GeForce RTX 5090|GB10) +1 +1 +0 +0 +- +yes", line) for line in cards)
     assert sum("PTX is SM 12.1's but for its header" in line for line in lines) == 1
-    sentence = (
-        r"1 kernels of NVIDIA GeForce RTX 5090, NVIDIA GB10 executed in 1 cases on cpu: all as the reference says\."
-    )
-    assert re.fullmatch(sentence, lines[-1])
+    assert lines[-2:] == [
+        "1 kernels executed in 1 cases on cpu: all as the reference says.",
+        "Every variant ran of NVIDIA GB10, NVIDIA GeForce RTX 5090.",
+    ]
 
 
 def test_the_table_of_what_is_wrong_or_was_not_executed(tmp_path: Path) -> None:
@@ -250,11 +251,34 @@ def test_the_table_of_what_is_wrong_or_was_not_executed(tmp_path: Path) -> None:
     assert any(line.startswith("small") and line.endswith("1 not") for line in lines)
     (fault,) = (line for line in lines if line.startswith("✗"))
     assert re.match(r"✗ small .* on SM 12\.1: .*the worst error is", fault)
-    assert lines[-1].endswith("1 not as the reference says.")
+    assert lines[-2].endswith("1 not as the reference says.")
     lines = shown(*executed(["gb10"], [small_case("gated")], tmp_path, edit=with_an_unknown_instruction))
     assert any(line.startswith("small") and line.endswith("not run") for line in lines)
     assert any(line.startswith("· small") and "1 not executed" in line for line in lines)
     assert lines[-1] == "Nothing was executed."
+
+
+def unknown_on_another_card(kernel: Kernel, ptx: str) -> str:
+    return with_an_unknown_instruction(kernel, ptx) if ".target sm_80" in ptx else ptx
+
+
+def test_a_card_whose_variants_did_not_run_is_not_counted_as_right(tmp_path: Path) -> None:
+    lines = shown(*executed(["gb10", "a100"], [small_case("gated")], tmp_path, edit=unknown_on_another_card))
+    assert lines[-3:] == [
+        "1 kernels executed in 1 cases on cpu: all as the reference says.",
+        "Every variant ran of NVIDIA GB10.",
+        "Not every variant ran of NVIDIA A100 80GB; without 1: small triton_small, gated.",
+    ]
+
+
+def test_what_quick_leaves_out_is_named_and_is_no_variant() -> None:
+    selected = select([known("gb10")], cases_of("sampling"), CPU)
+    short = shorten(selected)
+    variants = [{unit.case.variant(unit.gpu) for unit in each.units} for each in (selected, short)]
+    assert variants[0] == variants[1]
+    left = [left for left in short.left_out if left.reason == NOT_NEEDED]
+    assert len(left) == len(selected.units) - len(short.units) > 0
+    assert {left.variant for left in left} <= variants[0]
 
 
 def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +286,8 @@ def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     asked = ["prove", "--run", "--gpu", "gb10", "--op", "drafts", "--quick", "--device", "cpu"]
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
-    assert "executed in 2 cases on cpu: all as the reference says." in ran.output
+    assert "executed in 4 cases on cpu: all as the reference says." in ran.output
+    assert re.search(r"compiling: 0 of \d+\n(.*\n)*executing: 4 of 4\n", ran.output), "progress, where no terminal is"
     with pytest.raises(BadSetting, match="--device and --quick need --run"):
         CliRunner().invoke(app, ["prove", "--quick"], catch_exceptions=False)
     with pytest.raises(BadSetting, match="--markdown does not work with --run"):

@@ -19,6 +19,7 @@ from microscale.engine.client.stream import OpenRequest, Stream
 from microscale.engine.config import EngineConfig
 from microscale.engine.output import Output, Stats
 from microscale.engine.protocol.frames import HEADER
+from microscale.engine.protocol.heartbeat import BEAT_S
 from microscale.engine.protocol.messages import (
     VERSION,
     Abort,
@@ -46,6 +47,8 @@ from microscale.engine.request import Finish, Request
 from microscale.errors import BadMessage, BadRequest, BadSetting, EngineDied, MicroscaleError
 
 log = logging.getLogger(__name__)
+DRAINED_S = 1.0
+"""How long a process may take, after the deadline of a drain, to abort what is left."""
 
 
 class EngineClient:
@@ -61,9 +64,6 @@ class EngineClient:
         self._stats: deque[asyncio.Future[Stats]] = deque()
         self._next_number = 0
         self._watching: asyncio.Task[None] | None = None
-        self._silence_s = 0.0
-        self._last_message = 0.0
-        """When the engine last sent a message, or was given work after it had none."""
         self._drained: asyncio.Future[int] = self._loop.create_future()
         self._ended: asyncio.Future[EngineDied] = self._loop.create_future()
         """Why the engine takes no more requests."""
@@ -87,7 +87,6 @@ class EngineClient:
         except BaseException as caught:
             error = caught
         else:
-            client._silence_s = launch.silence_s
             client._link.deliver_to(client._take)
             client._watching = asyncio.create_task(client._watch())
             return client
@@ -98,11 +97,17 @@ class EngineClient:
     def pid(self) -> int:
         return self._link.pid
 
+    @property
+    def why_ended(self) -> EngineDied | None:
+        """Why the engine takes no more requests; ``None`` while it does."""
+        return self._end() if self._ended.done() else None
+
     async def drain(self, deadline_s: float) -> int:
-        """Let open requests finish within ``deadline_s`` and the process end; how many had to be aborted."""
+        """Let open requests finish within ``deadline_s`` and the process end; how many had to be aborted. A process
+        that does not answer is killed."""
         self._ask(Drain(deadline_s))
         done, _ = await asyncio.wait(
-            (self._drained, self._ended), timeout=deadline_s + self._silence_s, return_when=asyncio.FIRST_COMPLETED
+            (self._drained, self._ended), timeout=deadline_s + DRAINED_S, return_when=asyncio.FIRST_COMPLETED
         )
         if self._drained not in done:
             await self._stop(EngineDied("The engine process did not drain, and was killed."))
@@ -166,7 +171,7 @@ class EngineClient:
         self._check_alive()
         opened = OpenRequest(key, request.request_id, self._loop.create_future())
         stream = Stream(opened, self._forget)
-        self._write(data)
+        self._link.write(data)
         self._by_key[opened.key] = self._by_id[opened.request_id] = opened
         try:
             await self._link.flush()
@@ -201,21 +206,11 @@ class EngineClient:
 
     def _ask(self, message: ToEngine) -> None:
         self._check_alive()
-        self._write(encode(message))
-
-    def _write(self, data: bytes) -> None:
-        if not self._busy:
-            self._last_message = self._loop.time()
-        self._link.write(data)
+        self._link.write(encode(message))
 
     def _check_alive(self) -> None:
         if self._ended.done():
             raise self._end()
-
-    @property
-    def _busy(self) -> bool:
-        """The engine owes an answer."""
-        return bool(self._by_key or self._stats)
 
     def _drop(self, request: OpenRequest) -> None:
         del self._by_key[request.key], self._by_id[request.request_id]
@@ -224,22 +219,19 @@ class EngineClient:
 
     def _take(self, payload: bytes) -> None:
         """Handle one message of the engine. What this raises breaks the connection, which ends ``_watch``."""
-        self._last_message = self._loop.time()
         self._handle(decode_for_owner(payload))
 
     async def _watch(self) -> None:
-        """Wait until the engine ends, speaks nonsense or is silent for too long, and see to it that it has ended.
-
-        One timer serves all messages and is set again when it expires: there are thousands of messages a second.
-        """
+        """Wait until the engine ends, speaks nonsense, is stopped or hangs, and see to it that it has ended."""
+        has_fault = False
         try:
             while True:
-                last = max(self._last_message, self._loop.time() - self._silence_s) if self._busy else self._loop.time()
                 try:
-                    async with asyncio.timeout_at(last + self._silence_s):
+                    async with asyncio.timeout(BEAT_S):
                         await self._link.wait_broken()
                 except TimeoutError:
-                    self._check_silence()
+                    # Twice: if this process was stopped too, the other one gets a second to go on.
+                    has_fault = self._check_heartbeat(kill=has_fault)
         except BadMessage as error:
             self._link.kill()
             end = EngineDied(f"The engine process sent an invalid message and was killed: {error}")
@@ -250,10 +242,12 @@ class EngineClient:
             end = EngineDied(f"A message of the engine process could not be handled: {type(error).__name__}: {error}")
         await self._stop(end)
 
-    def _check_silence(self) -> None:
-        if self._busy and self._loop.time() - self._last_message >= self._silence_s:
+    def _check_heartbeat(self, *, kill: bool) -> bool:
+        fault = self._link.fault()
+        if fault is not None and kill:
             self._link.kill()
-            raise EngineDied(f"The engine process has reported no step in {self._silence_s:g} s and was killed.")
+            raise EngineDied(f"{fault}; it was killed.")
+        return fault is not None
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Tokens):  # before all others: thousands a second

@@ -20,18 +20,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from microscale.engine.protocol.heartbeat import Heartbeat
+
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "microscale.engine.process")
 """``-P``: a file of the current directory is never imported instead of a module."""
 
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """How the process is started, and how long it may be silent."""
+    """How the process is started, and how long it may load."""
 
     command: tuple[str, ...] = COMMAND
     load_timeout_s: float = 1800.0
-    silence_s: float = 300.0
-    """An engine with work that reports no step for this long counts as hung. A first step may compile kernels."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
     """Called with the bytes of weights that are loaded, and their total."""
     on_kernels: Callable[[int, int], None] = lambda done, total: None
@@ -60,16 +60,17 @@ class Child:
     """A process and our end of the socket to it. The process ends when that socket is closed."""
 
     def __init__(self, command: Sequence[str], terminal: Terminal | None = None) -> None:
-        """Run ``command --fd N`` with one end of a socket pair as file N, so that no other process can connect. Its
-        output goes to ``terminal``, or to our standard error."""
+        """Run ``command --heartbeat M --fd N`` with a heartbeat's page as file M and one end of a socket pair as file
+        N, so that no other process can connect. Its output goes to ``terminal``, or to our standard error."""
         self.terminal = terminal
+        self.heartbeat = Heartbeat.create()
         output = 2 if terminal is None else terminal.theirs
         self.sock, theirs = socket.socketpair()
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [*command, "--fd", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
+                    [*command, "--heartbeat", str(self.heartbeat.file), "--fd", str(theirs.fileno())],
+                    pass_fds=(self.heartbeat.file, theirs.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=output,  # libraries print there, and results of ours must not mix with it
                     stderr=None if terminal is None else output,
@@ -78,6 +79,8 @@ class Child:
         except BaseException:
             self.sock.close()
             raise
+        finally:
+            self.heartbeat.close_file()
 
     @property
     def pid(self) -> int:

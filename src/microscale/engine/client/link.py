@@ -7,6 +7,7 @@ arrive (``deliver_to``), with no task and no timer of their own between: there i
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +17,11 @@ from microscale.engine.client.launch import Child, take
 from microscale.engine.protocol.frames import FrameReader
 from microscale.errors import EngineDied
 
+log = logging.getLogger(__name__)
 EXIT_S = 1.0
 """How long a process may take to end after a hang-up before it is killed: twice what ``process`` allows itself."""
+KILLED_S = 5.0
+"""How long to wait for a killed process. A GPU's driver may keep it for ever."""
 
 
 class _Frames(asyncio.Protocol):
@@ -92,6 +96,10 @@ class EngineLink:
     def pid(self) -> int:
         return self._child.pid
 
+    def fault(self) -> str | None:
+        """What the heartbeat says is wrong with the process now, as the beginning of a sentence."""
+        return self._child.heartbeat.fault()
+
     @property
     def keeps_up(self) -> bool:
         """Whether messages are handled as fast as they come, going by the last one."""
@@ -141,17 +149,19 @@ class EngineLink:
     async def close(self) -> None:
         """Close the connection, upon which the process ends; kill it if it does not."""
         self._transport.close()
-        if not await self._exited():
-            self.kill()
-            await self._child.wait()
+        if await self._exited():
+            return
+        self.kill()
+        if not await self._exited(KILLED_S):
+            log.error("The engine process %d does not end although it was killed; its driver may hang.", self.pid)
 
     def kill(self) -> None:
         """End the process and all that it has started."""
         self._child.kill()
 
-    async def _exited(self) -> bool:
+    async def _exited(self, within_s: float = EXIT_S) -> bool:
         try:
-            async with asyncio.timeout(EXIT_S):
+            async with asyncio.timeout(within_s):
                 await self._child.wait()
         except TimeoutError:
             return False

@@ -6,6 +6,7 @@ Needs nothing of the server's: benchmarks build their engine here.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from microscale.engine.limits import Limits
 from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Memory
+from microscale.engine.loading.precisions import PrecisionOffer, precision_offers, precisions_line
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.pages import PagePool
-from microscale.engine.predictions import BATCHES, Point, make_points
+from microscale.engine.predictions import BATCHES, Point, make_points, step_limit_s
 from microscale.engine.runner import Model, ModelRunner
 from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
@@ -35,6 +37,7 @@ from microscale.planning.precision import Precision
 if TYPE_CHECKING:
     from microscale.engine.ranks.leader import RankTeam
 
+log = logging.getLogger(__name__)
 PREDICTED_CONTEXT = 4096
 
 
@@ -55,6 +58,17 @@ class Built:
     max_model_len: int
     plan: str
     """What runs and why, and where memory goes: see ``describe``."""
+    step_limit_s: float
+    """How long a step may take before the engine counts as hung."""
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """The precision that runs and what each would give."""
+
+    chosen: Precision
+    offers: tuple[PrecisionOffer, ...] = ()
+    line: str = ""
 
 
 class Laps:
@@ -100,6 +114,7 @@ def build_engine(
     )
     with ThreadPoolExecutor(1, "predictions") as executor:  # the disk leaves them time
         predicted = executor.submit(_points, prepared, max_model_len)
+        offered = executor.submit(_offers, prepared)
         model = load(prepared, on_progress)
     costs = None if prepared.options.speculative is None else _draft_costs(prepared)
     speculation = load_speculation(prepared, model, costs)
@@ -116,9 +131,16 @@ def build_engine(
     laps("KV cache and inputs")
     ranks = [] if prepared.team is None else prepared.team.memory
     drafts = _drafts(prepared, costs)
-    plan = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
+    offers = offered.result()
+    line = precisions_line(prepared.outline.name, prepared.setup.gpu.name, offers) if offers else ""
+    if line:
+        log.info(line)
+    precisions = Precisions(prepared.setup.precision, offers, line)
+    plan = describe(prepared.plan, precisions, prepared.memory, pages, predicted.result(), drafts, ranks)
+    shape = prepared.outline, prepared.plan, prepared.setup
+    limit_s = step_limit_s(*shape, limits.max_num_seqs, max_model_len, limits.max_num_batched_tokens)
     laps("description")
-    return Built(engine, config, max_model_len, plan)
+    return Built(engine, config, max_model_len, plan, limit_s)
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, costs: DraftCosts | None = None) -> Speculation | None:
@@ -158,6 +180,13 @@ def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
 
     step_tokens = memory.workload.step_tokens
     return make_points(prepared.outline, prepared.plan, prepared.setup, BATCHES, (context,), step_tokens, fits)
+
+
+def _offers(prepared: Prepared) -> tuple[PrecisionOffer, ...]:
+    """What each precision would give: 0.1 s for an engine that has a GPU."""
+    if prepared.setup.gpu.is_cpu or prepared.team is not None:
+        return ()
+    return precision_offers(prepared.outline, prepared.setup, prepared.memory.workload)
 
 
 def assemble(
@@ -214,7 +243,7 @@ def assemble(
 
 
 def describe(
-    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
+    plan: Plan, precisions: Precisions, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
     drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
 ) -> str:  # fmt: skip
     """A loaded engine as JSON, which travels in ``Ready.plan``: the plan with its reasons, and where memory goes.
@@ -227,7 +256,9 @@ def describe(
             **({"ranks": [dict(memory) for memory in ranks]} if ranks else {}),
             "table": plan.table(),
             "gpu": memory.gpu.name,
-            "precision": str(precision),
+            "precision": str(precisions.chosen),
+            "precisions": [offer.to_json() for offer in precisions.offers],
+            "precisions_line": precisions.line,
             "decisions": [_decision(decision) for decision in plan.decisions.values()],
             "memory": _memory(memory, pages),
             "predicted": [point.to_json() | {"kind": point.kind.value} for point in points],

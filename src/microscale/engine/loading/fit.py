@@ -19,6 +19,7 @@ from microscale.planning.plan import Setup, make_plan
 from microscale.planning.precision import PRECISIONS
 
 MAX_ADVICE = 3
+MAX_CARDS = 8
 LEAST_RESERVE = 4 * GIB
 """The least that a refusal proposes to leave to a system that shares its memory."""
 
@@ -42,11 +43,11 @@ def plan_and_size(
 def check_fits(outline: Outline, setup: Setup, memory: Memory) -> None:
     """Raise why a model does not fit, if it does not."""
     if not memory.fits:
-        raise Unsupported(refusal(outline, setup, memory))
+        raise Unsupported(refusal(memory, advice(outline, setup, memory)))
 
 
-def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
-    """One sentence: what is needed, what there is, and what helps."""
+def refusal(memory: Memory, helps: str) -> str:
+    """One sentence: what is needed, what there is, and what ``helps``."""
     weights = sum(memory.weights.values())
     largest = max(memory.weights, key=lambda kind: memory.weights[kind])
     kv = memory.needed - memory.fixed
@@ -60,16 +61,20 @@ def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
         parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
     need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
     have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
-    return f"{need}, and {have}; {_advice(memory, *fitting_options(outline, setup, memory))}."
+    return f"{need}, and {have}; {helps}."
 
 
-def _advice(memory: Memory, options: list[FittingOption], least: FittingOption | None) -> str:
+def advice(outline: Outline, setup: Setup, memory: Memory) -> str:
+    """What makes a model fit that does not: options, or other cards."""
+    options, least = fitting_options(outline, setup, memory)
     if options:
         return "it fits with " + ", or with ".join(f"{option.options} ({gib(option.needed)} GiB)" for option in options)
     share = memory.workload.utilization
-    cards = [name for name, card in KNOWN.items() if usable_memory(card, share, None)[0] >= memory.needed]
+    by_memory = sorted(KNOWN.items(), key=lambda item: item[1].memory_bytes)
+    cards = [name for name, card in by_memory if usable_memory(card, share, None)[0] >= memory.needed]
+    more = f" and {len(cards) - MAX_CARDS} larger ones" if len(cards) > MAX_CARDS else ""
     nearest = "" if least is None else f" (the least, {least.options}, needs {gib(least.needed)})"
-    held = f"cards that hold it: {', '.join(cards)}" if cards else "no known card holds it"
+    held = f"cards that hold it: {', '.join(cards[:MAX_CARDS])}{more}" if cards else "no known card holds it"
     return f"no option makes it fit{nearest}; {held}"
 
 
@@ -119,13 +124,7 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
     names = list(PRECISIONS)
     for name in names[names.index(precision.name) + 1 :]:
-        precise = replace(
-            PRECISIONS[name],
-            chosen=precision.chosen,
-            moe_activations=precision.moe_activations,
-            kv_cache_dtype=precision.kv_cache_dtype,
-        )
-        yield f"--precision {name}", replace(setup, precision=precise)
+        yield f"--precision {name}", replace(setup, precision=precision.named(name))
     if "experts" not in dict(precision.chosen):
         narrow = replace(precision, chosen=(*precision.chosen, ("experts", "mxfp4")))
         yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)

@@ -18,11 +18,13 @@ import triton
 
 from microscale import hardware
 from microscale.engine.config import EngineConfig
+from microscale.engine.loading.cpu_speed import SLOW, decode_speed
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.precisions import settle_precision
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
-from microscale.errors import BadSetting
+from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Gpu
 from microscale.models import hub
 from microscale.models.checkpoint import FromCheckpoint
@@ -128,6 +130,15 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     config, drafts = config.sharded(options.shard), options.speculative
     workload = replace(workload_of(options), draft_tokens=draft_tokens)
     check(config)
+    available = hardware.available_memory(setup.gpu, device.index or 0)
+    if options.sharing > 1:
+        workload = replace(workload, utilization=workload.utilization / options.sharing)
+        available //= options.sharing
+    name = shard_name(options.model, options.shard)
+    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
+    setup, chosen_because = settle_precision(shape, setup, workload, available)
+    if chosen_because is not None:
+        log.info(chosen_because)
     head = None
     if drafts is not None:
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
@@ -135,14 +146,10 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
             opened = open_head(drafts, options.model, config, offline=options.offline)
             head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
             workload = replace(workload, head=head.need)
-    name = shard_name(options.model, options.shard)
-    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
-    available = hardware.available_memory(setup.gpu, device.index or 0)
-    if options.sharing > 1:
-        workload = replace(workload, utilization=workload.utilization / options.sharing)
-        available //= options.sharing
     plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
+    if setup.gpu.is_cpu and options.shard.is_first:
+        _check_speed(options, shape, plan, setup, memory)
     if options.load_format != LoadFormat.DUMMY and options.shard.is_first:
         _announce_download(options, shape, plan, setup, workload.step_tokens)
     weights = open_weights(
@@ -154,6 +161,20 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         shard=options.shard,
     )
     return Prepared(options, device, weights, setup, shape, plan, memory, head)
+
+
+def _check_speed(options: EngineConfig, shape: Outline, plan: Plan, setup: Setup, memory: Memory) -> None:
+    """Say how slow a large model is on a CPU. Below half a token per second, the user must agree."""
+    tok_s = decode_speed(shape, plan, setup, memory)
+    if tok_s is None:
+        return
+    speed = f"{options.model} makes at most {tok_s:.2g} tokens per second on this CPU"
+    if tok_s < SLOW and not options.allow_slow:
+        raise Unsupported(
+            f"{speed}: its weights are read for every token, and Microscale's fast kernels need an NVIDIA GPU. Add "
+            "--yes to run it nevertheless; `microscale serve demo` tries the server with a small model."
+        )
+    log.info("%s.", speed)
 
 
 def _announce_download(options: EngineConfig, shape: Outline, plan: Plan, setup: Setup, step_tokens: int) -> None:

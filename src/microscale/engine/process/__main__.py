@@ -25,8 +25,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from microscale.engine.config import EngineConfig
-from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
+from microscale.engine.process.connection import Connection, OwnerGone, end_with_owner, watch_owner
 from microscale.engine.process.loop import Loop
+from microscale.engine.protocol.heartbeat import Heartbeat
 from microscale.engine.protocol.messages import (
     VERSION,
     Failed,
@@ -60,7 +61,7 @@ def greet(connection: Connection) -> EngineConfig:
     return message.config
 
 
-def serve(connection: Connection, factory: str) -> None:
+def serve(connection: Connection, factory: str, heartbeat: Heartbeat) -> None:
     module, _, name = factory.partition(":")
     started = time.perf_counter()
     # The owner may have started this process before it has read its own options.
@@ -84,7 +85,7 @@ def serve(connection: Connection, factory: str) -> None:
     # A step must not wait for the collector to walk through what was loaded.
     gc.collect()
     gc.freeze()
-    loop = Loop(service, connection, config.drain_s)
+    loop = Loop(service, connection, config.drain_s, heartbeat)
     # Only now: while it loads, SIGTERM ends the process as it ends any other.
     signal.signal(signal.SIGTERM, loop.on_sigterm)
     connection.send(service.ready)
@@ -93,7 +94,6 @@ def serve(connection: Connection, factory: str) -> None:
 
 def end_at_once(connection: Connection, error: MicroscaleError) -> None:
     """End the process because another rank failed while this one waits for requests, or for that rank."""
-    log.error("%s", error)
     os._exit(fail(connection, error))
 
 
@@ -105,22 +105,29 @@ def _import_ahead(module: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="microscale.engine.process", description="Started by EngineClient.")
     parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
+    parser.add_argument("--heartbeat", type=int, help="The page that the owner reads.")
     parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
     options = parser.parse_args(arguments)
     gc.disable()  # until the imports are over: hardly any of that is garbage
     logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
     logging.getLogger("microscale").setLevel(logging.INFO)
+    end_with_owner()
+    if options.heartbeat is None:
+        heartbeat = Heartbeat.create()
+    else:
+        heartbeat = Heartbeat(options.heartbeat)
+    heartbeat.close_file()
+    threading.Thread(target=heartbeat.run, daemon=True).start()
     sock = socket.socket(fileno=options.fd)
     # A compiler that this process starts must not keep the socket open after it.
     sock.set_inheritable(False)
     threading.Thread(target=watch_owner, args=(sock,), daemon=True).start()
     connection = Connection(sock)
     try:
-        serve(connection, options.factory)
+        serve(connection, options.factory, heartbeat)
     except OwnerGone:
         return 0
     except MicroscaleError as error:
-        log.error("%s", error)
         return fail(connection, error)
     except Exception as error:
         traceback.print_exc()
@@ -129,11 +136,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fail(connection: Connection, error: Exception) -> int:
-    """Send the error to the owner, if it still listens; return the exit status."""
+    """Send the error to the owner, which prints it; return the exit status. If the owner is gone, print it here."""
     if not isinstance(error, MicroscaleError):
         error = MicroscaleError(f"{type(error).__name__}: {error}")
-    with contextlib.suppress(OwnerGone):
+    try:
         connection.send_last(Failed(error), LAST_WORD_S)
+    except OwnerGone:
+        log.error("%s", error)
     return 2 if isinstance(error, BadMessage) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -101,6 +102,14 @@ class Connection:
                 raise OwnerGone
             size += len(data)
             self._unread.extend(self._reader.feed(data))
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_owner() -> None:
+    """Have this process killed when the thread that started it ends, even if it is stopped then."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def watch_owner(sock: socket.socket) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from microscale.engine.output import Output
 from microscale.engine.process.connection import Connection
+from microscale.engine.protocol.heartbeat import Heartbeat
 from microscale.engine.protocol.messages import (
     MAX_OUTPUTS,
     Abort,
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
 QUIET_S = 0.5
 """The engine prepares ahead only after this long without a message, so that requests that follow one another find it
 waiting for them."""
+PREPARING_S = 60.0
+"""How long one piece of work ahead may take, such as capturing a graph."""
+COMPILING_S = 600.0
+"""How long a step may take in which a kernel turns out not to be compiled."""
 
 
 class Loop:
     """Messages and steps by turns, until there is nothing left to wait for."""
 
-    def __init__(self, service: Service, connection: Connection, drain_s: float) -> None:
+    def __init__(self, service: Service, connection: Connection, drain_s: float, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        service.before_compiling(lambda: heartbeat.begin(COMPILING_S))
         self._service = service
         self._connection = connection
         self._drain_s = drain_s
@@ -56,10 +63,15 @@ class Loop:
             if self._deadline is not None and (not service.has_work or time.monotonic() >= self._deadline):
                 break
             if service.has_work:
-                self._send(service.step())
+                self._heartbeat.begin(service.step_limit_s)
+                outputs = service.step()
+                self._heartbeat.end()
+                self._send(outputs)
                 more = True
             elif more and quiet:
+                self._heartbeat.begin(PREPARING_S)
                 more = service.idle()
+                self._heartbeat.end()
         rest = service.abort_all()
         self._send(rest)
         self._connection.send_last(Drained(len(rest)))

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from msgspec.structs import replace
 
 from microscale.engine.config import EngineConfig
@@ -21,9 +22,10 @@ from microscale.engine.loading.build import Laps, Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.output import Output, Stats
+from microscale.engine.predictions import CPU_STEP_S
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
-from microscale.errors import MicroscaleError, QueueFull
+from microscale.errors import MicroscaleError, QueueFull, Unsupported
 from microscale.kernels.compiling.warming import LateKernels
 
 if TYPE_CHECKING:
@@ -40,11 +42,18 @@ class Service:
     """An engine, and the requests whose grammars are being compiled."""
 
     def __init__(
-        self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: RankTeam | None = None
+        self,
+        engine: Engine,
+        ready: Ready,
+        late: LateKernels | None = None,
+        team: RankTeam | None = None,
+        step_limit_s: float = CPU_STEP_S,
     ) -> None:
-        """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together."""
+        """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together.
+        ``step_limit_s``: how long a step may take before the engine counts as hung."""
         self.ready = ready
         self.team = team
+        self.step_limit_s = step_limit_s
         self._engine = engine
         self._late = late or LateKernels()
         self._open: set[str] = set()
@@ -54,6 +63,10 @@ class Service:
     @property
     def has_work(self) -> bool:
         return self._engine.has_work or bool(self._compiling)
+
+    def before_compiling(self, report: Callable[[], None]) -> None:
+        """Call ``report`` before a step compiles or loads a kernel."""
+        self._late.announce(report)
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or raise why not."""
@@ -113,6 +126,16 @@ class Service:
 
 def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     """The real engine. ``on_progress`` gets the bytes that are loaded and their total; with ``kernels``, kernels."""
+    try:
+        return _load(config, on_progress)
+    except torch.OutOfMemoryError as error:
+        raise Unsupported(
+            f"The GPU ran out of memory while {config.model} was loaded ({str(error).partition('. ')[0]}); another "
+            "program may have taken memory since it was measured: end that, or lower --gpu-memory-utilization."
+        ) from error
+
+
+def _load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     laps = Laps()
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None
@@ -134,4 +157,4 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
     late = LateKernels()
     late.watch()
-    return Service(built.engine, ready, late, prepared.team)
+    return Service(built.engine, ready, late, prepared.team, built.step_limit_s)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from microscale.engine.process.connection import end_with_owner
 from microscale.engine.protocol.messages import failure
 from microscale.engine.ranks.messages import Alive, Fault, Join, LinkClosed, RankLink
 from microscale.engine.ranks.watch import BLAME_S
@@ -112,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", help="This machine's name for the model.")
     parser.add_argument("--gpu", help="The GPU to use instead of the one that rank 0 chooses.")
     options = parser.parse_args(arguments)
+    end_with_owner()
     # Ctrl-C is for rank 0, which ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -153,6 +153,15 @@ class LateKernels:
 
         knobs.compilation.listener = listener
 
+    @staticmethod
+    def announce(report: Callable[[], None]) -> None:
+        """Call ``report`` before each of them."""
+
+        def hook(**kernel: Any) -> None:
+            report()
+
+        knobs.runtime.jit_cache_hook = hook
+
     def _count(self, name: str, times: Any, *, is_hit: bool) -> None:
         if is_hit:
             self.loaded += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microscale.formats import BLOCK, FORMATS
+from microscale.formats import FORMATS
 from microscale.kernels.dense.spec import DenseSpec
 
 # Fraction of the sheet's bandwidth that lm_head (201088 x 2880) reaches at 1 and at 16 tokens, measured on an H200 with
@@ -22,7 +22,8 @@ def weight_bytes(spec: DenseSpec) -> int:
     elements = spec.rows * spec.columns
     bias = 2 * spec.rows if spec.bias else 0
     if spec.weight_format in FORMATS:
-        return elements // BLOCK * FORMATS[spec.weight_format].bytes_per_block + bias
+        fmt = FORMATS[spec.weight_format]
+        return elements // fmt.block * fmt.bytes_per_block + fmt.has_row_scales * 4 * spec.rows + bias
     if spec.weight_format == "fp8":
         return elements + 4 * spec.rows + bias
     return 2 * elements + bias

@@ -17,7 +17,7 @@ from microscale.kernels.op import Activations, Implementation, PackedT, Path
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4")
+FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp8_block")
 """What ``DenseSpec.weight_format`` may be."""
 
 
@@ -30,7 +30,7 @@ class DenseSpec:
     columns: int
     """Inputs per token."""
     weight_format: str
-    """``bf16``, ``fp8`` (E4M3, one scale a row), ``mxfp8`` or ``mxfp4``."""
+    """``bf16``, ``fp8`` (E4M3, one scale a row), ``mxfp8``, ``mxfp4``, ``nvfp4`` or ``fp8_block``."""
     activations: Activations
     bias: bool
     tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microscale.formats import BLOCK, block_format
+from microscale.formats import block_format
 from microscale.kernels.moe.spec import MoeSpec
 
 
@@ -19,8 +19,9 @@ def weights_per_expert(spec: MoeSpec) -> int:
 
 def bytes_per_expert(spec: MoeSpec) -> int:
     """Bytes of one expert in the checkpoint's format, biases included."""
-    bias = (2 * spec.intermediate + spec.hidden) * 2 if spec.bias else 0
-    return weights_per_expert(spec) // BLOCK * block_format(spec.weight_format).bytes_per_block + bias
+    rows, fmt = 2 * spec.intermediate + spec.hidden, block_format(spec.weight_format)
+    per_row = 2 * spec.bias + 4 * fmt.has_row_scales
+    return weights_per_expert(spec) // fmt.block * fmt.bytes_per_block + rows * per_row
 
 
 def expert_weight_bytes(spec: MoeSpec) -> int:

@@ -66,7 +66,7 @@ class ReferenceMoe(MoeOp[MoeWeights]):
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:
-            return f"reads {' and '.join(FORMATS)} experts, not {spec.weight_format}"
+            return f"reads {', '.join(FORMATS)} experts, not {spec.weight_format}"
         if spec.activations is Activations.MXFP8:
             return "computes in float32, not with mxfp8 activations"
         return None

@@ -70,7 +70,7 @@ class MoeSpec:
     hidden: int
     intermediate: int
     weight_format: str
-    """``mxfp4`` or ``mxfp8``."""
+    """``mxfp4``, ``mxfp8``, ``nvfp4`` or ``fp8_block``."""
     activations: Activations
     gate: Gate
     bias: bool

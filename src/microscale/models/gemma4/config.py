@@ -54,7 +54,7 @@ class PartialRope:
 
 @dataclass(frozen=True)
 class LayerFormats:
-    """The formats of one layer's weights in the checkpoint: ``bf16`` or ``mxfp8``. All else is bf16."""
+    """The formats of one layer's weights in the checkpoint: ``bf16``, ``nvfp4`` … All else is bf16."""
 
     qkv: str
     o: str

@@ -2,7 +2,7 @@
 
 There are two forms: the text model alone (``gemma4_text``), and within the multimodal model (``gemma4``, under
 ``text_config``). transformers says what full layers have of their own in ``per_layer_config``, published files in
-``global_head_dim`` and ``num_global_key_value_heads``. ``models/quantization.py`` reads which layers are in MXFP8.
+``global_head_dim`` and ``num_global_key_value_heads``. ``models/quantization.py`` reads which layers are quantised.
 
 Overrides (``--hf-overrides``) change the keys of the text model before anything is read.
 """
@@ -27,7 +27,7 @@ from microscale.models.config import (
 )
 from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
 from microscale.models.json_object import JsonObject
-from microscale.models.quantization import read_quantised_modules
+from microscale.models.quantization import read_quantisation
 
 TEXT_MODEL = "gemma4_text"
 MULTIMODAL = "gemma4"
@@ -113,9 +113,7 @@ def from_text_config(file: JsonObject, formats: Sequence[LayerFormats], folder: 
 
 def _formats(folder: Path, config: JsonObject, num_layers: int) -> tuple[LayerFormats, ...]:
     """The formats of each layer's weights in ``folder``."""
-    quantised = read_quantised_modules(folder, config, PREFIXES)
-    if quantised is None:
-        return (LayerFormats.all("bf16"),) * num_layers
+    quantised = read_quantisation(folder, config, PREFIXES)
     for layer_idx in range(num_layers):
         quantised.refuse(layer_idx, "router.proj", "router")
     return tuple(

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import BlockScaled
+from microscale.formats import BlockScaled, ChannelScaled
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.weights import Gemma4Layer
 from microscale.models.rope import computing_on
-from microscale.models.tensor_table import Weight
+from microscale.models.storage import Weight
 from microscale.models.weights import Weights
 from microscale.planning.ops import (
     MLP_RUN,
@@ -181,13 +181,13 @@ def norms_after_attention(tensors: Gemma4Layer, dtype: torch.dtype) -> Tensor:
 
 def in_runs(gate_up: Weight) -> Weight:
     """All gate rows, then all up rows → ``MLP_RUN`` of the ones, as many of the others, and so on."""
-    if isinstance(gate_up, BlockScaled):
-        return BlockScaled(in_runs_of(gate_up.values), in_runs_of(gate_up.scales), gate_up.format)
+    if isinstance(gate_up, BlockScaled | ChannelScaled):
+        return gate_up.map(in_runs_of)
     return in_runs_of(gate_up)
 
 
 def in_runs_of(rows: Tensor) -> Tensor:
-    return rows.view(2, -1, MLP_RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+    return rows.view(2, -1, MLP_RUN, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 def attention_spec(config: Gemma4Config, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:

@@ -1,8 +1,7 @@
-"""The tensors of Gemma 4: MXFP8 as nvidia-modelopt exports it, plain BF16, or a mixture of both.
+"""The tensors of Gemma 4: BF16, quantised in any container of ``models/storage``, or a mixture of both.
 
-A module in MXFP8 is ``X.weight`` E4M3 [N, K] with ``X.weight_scale`` E8M0 [N, K / 32], and each matrix of each expert
-is one, ``experts.7.gate_proj``. BF16 experts are like that, or two tensors, ``experts.gate_up_proj`` [E, 2I, H] and
-``experts.down_proj``. The tensors of pictures and sound are not read.
+Each matrix of each quantised expert is a module, ``experts.7.gate_proj``. BF16 experts are like that, or two tensors,
+``experts.gate_up_proj`` [E, 2I, H] and ``experts.down_proj``. The tensors of pictures and sound are not read.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint
+from microscale.models.config import read_config_file
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.config_file import PREFIXES, read_config
+from microscale.models.quantization import read_quantisation
 from microscale.models.sharding import RankSplit, kv_heads, q_heads, width
+from microscale.models.storage import BF16_OR_F32, DUMMY, Storage, Weight, storages
 from microscale.models.tensor_table import (
-    BF16_OR_F32,
-    MODULES,
     NEAR_ONE,
     Draw,
     ExpertTensorShape,
     TensorRow,
     TensorSource,
     TensorTable,
-    Weight,
     end_rows,
     expert_rows,
     vector,
@@ -72,14 +71,17 @@ class Gemma4Layer:
     """Factor on the residual stream at the layer's end."""
 
 
-def tensor_table(c: Gemma4Config, prefix: str = PREFIXES[-1], *, fused: bool = False) -> TensorTable[Gemma4Layer]:
-    """``prefix`` precedes all names but lm_head's. ``fused``: the BF16 experts of a layer are two tensors."""
+def tensor_table(
+    c: Gemma4Config, modules: Mapping[str, Storage] = DUMMY, prefix: str = PREFIXES[-1], *, fused: bool = False
+) -> TensorTable[Gemma4Layer]:
+    """``modules``: how those of each format are stored. ``prefix`` precedes all names but lm_head's. ``fused``: the
+    BF16 experts of a layer are two tensors."""
     ends = end_rows(c, f"{prefix}embed_tokens.weight", f"{prefix}norm.weight", "lm_head.weight")
-    layers = [_layer(c, layer_idx, fused) for layer_idx in range(c.num_layers)]
+    layers = [_layer(c, layer_idx, modules, fused) for layer_idx in range(c.num_layers)]
     return TensorTable(Gemma4Layer, prefix + "layers.{}.", layers, ends)
 
 
-def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
+def _layer(c: Gemma4Config, layer_idx: int, stored: Mapping[str, Storage], fused: bool) -> list[TensorRow]:
     formats, heads = c.formats[layer_idx], c.heads[c.layer_kinds[layer_idx]]
     q_rows, kv_rows = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     share = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
@@ -93,7 +95,7 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
         return vector(field, f"{name}.weight", c.hidden)
 
     def modules(field: str, fmt: str, *sources: TensorSource) -> TensorRow:
-        return TensorRow(field, sources, MODULES[fmt])
+        return TensorRow(field, sources, stored[fmt])
 
     def module(name: str, rows: int, columns: int, split: RankSplit) -> TensorSource:
         return TensorSource(name, (rows, columns), split)
@@ -130,7 +132,7 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
             ("experts_gate_up", "experts_down"),
             "experts",
             experts,
-            formats.experts,
+            stored[formats.experts],
             fused=fused and formats.experts == "bf16",
         ),
         norm("experts_out_norm", "post_feedforward_layernorm_2"),
@@ -147,9 +149,10 @@ def open_gemma4(
     checkpoint = Checkpoint(folder)
     prefix = _find_prefix(checkpoint)
     fused = f"{prefix}layers.0.experts.0.gate_proj.weight" not in checkpoint.entries
-    table = partial(tensor_table, prefix=prefix, fused=fused)
+    modules = storages(read_quantisation(folder, read_config_file(folder), PREFIXES).container)
+    table = partial(tensor_table, modules=modules, prefix=prefix, fused=fused)
     left_out = tuple(f"{first}{part}." for first in ("", "model.") for part in NOT_TEXT)
-    return open_checkpoint(checkpoint, read_config(folder), config, table, overrides, shard, left_out)
+    return open_checkpoint(checkpoint, read_config(folder), config, table, overrides, shard, left_out, modules)
 
 
 def _find_prefix(checkpoint: Checkpoint) -> str:

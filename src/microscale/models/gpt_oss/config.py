@@ -31,6 +31,7 @@ from microscale.models.config import (
     write_fields,
 )
 from microscale.models.json_object import JsonObject
+from microscale.models.known_checkpoints import refuse_format
 from microscale.models.pre_norm import PreNormConfig
 from microscale.models.rope import YarnRope, find_rope, read_yarn, rope_keys, to_json
 
@@ -42,6 +43,8 @@ class GptOssConfig(PreNormConfig):
     rope: YarnRope
     swiglu_limit: float
     swiglu_alpha: float = 1.702
+    expert_format: str = "mxfp4"
+    """``bf16`` in checkpoints of fine-tunes that were not quantised again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,6 +128,17 @@ _ORIGINAL_OVERRIDABLE = frozenset({
 })  # fmt: skip
 
 
+QUANTISATION = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+
+
 class CheckpointLayout(StrEnum):
     """Who chose the names of the tensors."""
 
@@ -152,16 +166,22 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
 
 
 def _check_model_type(file: JsonObject) -> None:
-    """Refuse other architectures and other quantizations by name."""
+    """Refuse other architectures by name."""
     model_type = file.require("model_type", str)
     if model_type != MODEL_TYPE:
         raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not {MODEL_TYPE!r}.")
+
+
+def _expert_format(file: JsonObject) -> str:
+    """MXFP4 as published, or without any quantisation."""
     if file.data.get("quantization_config") is None:
-        raise Unsupported(f"{file.source} has no 'quantization_config'; supported are MXFP4 experts as published.")
+        return "bf16"
     quantization = file.nested("quantization_config")
     method = quantization.require("quant_method", str)
     if method != "mxfp4":
-        raise Unsupported(f"{quantization.source}: 'quant_method' {method!r} is not supported; supported is 'mxfp4'.")
+        detail = quantization.data.get("quant_algo") or quantization.data.get("format") or ""
+        refuse_format(quantization.source, file.data, method, str(detail))
+    return method
 
 
 def _override(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
@@ -181,6 +201,7 @@ def from_hugging_face(file: JsonObject, folder: Path | None = None) -> GptOssCon
         rope=_hugging_face_rope(file),
         swiglu_limit=file.optional("swiglu_limit", float, 7.0),
         swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
+        expert_format=_expert_format(file),
         eos_token_ids=read_end_tokens(folder, file, values["vocab_size"]),
     )
 
@@ -201,15 +222,7 @@ def to_hugging_face(config: GptOssConfig) -> dict[str, object]:
         **to_json(config.rope),
         "eos_token_id": list(config.eos_token_ids) or None,
         "layer_types": [str(kind) for kind in config.layer_kinds],
-        "quantization_config": {
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-            "quant_method": "mxfp4",
-        },
+        "quantization_config": QUANTISATION if config.expert_format == "mxfp4" else None,
     }
 
 

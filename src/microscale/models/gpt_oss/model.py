@@ -12,7 +12,7 @@ from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.weights import GptOssLayer
 from microscale.models.pre_norm import PreNormLayer, PreNormModel, attention_spec, small_spec
 from microscale.models.rope import yarn_table
-from microscale.planning.ops import DenseWeights, Gate, GateKind, MoeWeights, RopeTable, Router
+from microscale.planning.ops import DenseWeights, Gate, GateKind, RopeTable, Router
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,10 +35,13 @@ class GptOss(PreNormModel[GptOssConfig, GptOssLayer]):
             o=ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias)),
             mlp_norm=tensors.mlp_norm,
             router=Router(tensors.router_weight.to(ops.dtype), tensors.router_bias.to(ops.dtype)),
-            experts=ops.moe(
-                MoeWeights(tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias),
+            experts=ops.experts(
+                "experts",
+                tensors.gate_up,
+                tensors.down,
                 config.top_k,
                 Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=config.swiglu_alpha, limit=config.swiglu_limit),
+                (tensors.gate_up_bias, tensors.down_bias),
             ),
             small=ops.small(small_spec(config, ops)),
             ranks=ops.ranks,

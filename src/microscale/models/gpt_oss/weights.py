@@ -2,6 +2,8 @@
 
 Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K / 32, 16] with ``scales`` u8
 [E, rows, K / 32]; the rest is BF16. Hugging Face has q, k and v apart, the original has them in one tensor.
+
+Fine-tunes may be in BF16 as a whole, in Hugging Face's layout: their experts are [E, K, rows], the other way round.
 """
 
 from __future__ import annotations
@@ -12,21 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from microscale.formats import BlockScaled
+from microscale.formats import MXFP4
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.gpt_oss.config import CheckpointLayout, GptOssConfig, read_config
 from microscale.models.sharding import RankSplit, first_rank_only, kv_heads, q_heads, qkv_heads, width
+from microscale.models.storage import BF16, BF16_OR_F32, TRANSPOSED, Storage, Weight, mxfp4_blocks
 from microscale.models.tensor_table import (
-    BF16,
-    BF16_OR_F32,
     MATRIX,
     Draw,
-    Storage,
     TensorRow,
     TensorSource,
     TensorTable,
     end_rows,
-    mxfp4_blocks,
     vector,
 )
 from microscale.models.weights import CheckpointWeights, open_checkpoint
@@ -52,9 +51,9 @@ class GptOssLayer:
     mlp_norm: Tensor  # [H]
     router_weight: Tensor  # [E, H]
     router_bias: Tensor  # [E]
-    gate_up: BlockScaled  # [E, 2I, H], gate rows even, up rows odd
+    gate_up: Weight  # [E, 2I, H], gate rows even, up rows odd
     gate_up_bias: Tensor  # [E, 2I]
-    down: BlockScaled  # [E, H, I]
+    down: Weight  # [E, H, I]
     down_bias: Tensor  # [E, H]
 
 
@@ -128,6 +127,7 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
     hidden, experts, q_rows = c.hidden, c.num_experts, c.num_heads * c.head_dim
     gate_up = TensorSource(names.gate_up, (experts, 2 * c.intermediate, hidden), width(c.intermediate, 1, each=2))
     down = TensorSource(names.down, (experts, hidden, c.intermediate), width(c.intermediate, 2))
+    storage = names.experts if c.expert_format == MXFP4.name else TRANSPOSED
 
     def qkv(field: str, part: str, columns: tuple[int, ...], draw: Draw = MATRIX) -> TensorRow:
         rows, splits = [c.qkv_rows], [qkv_heads(*heads)]
@@ -151,9 +151,9 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
         vector("mlp_norm", names.mlp_norm, hidden, names.norms),
         row("router_weight", f"{names.router}.weight", experts, hidden),
         row("router_bias", f"{names.router}.bias", experts, draw=BIAS),
-        TensorRow("gate_up", (gate_up,), names.experts),
+        TensorRow("gate_up", (gate_up,), storage),
         row("gate_up_bias", f"{names.gate_up}_bias", *gate_up.shape[:2], split=gate_up.split, draw=BIAS),
-        TensorRow("down", (down,), names.experts),
+        TensorRow("down", (down,), storage),
         row("down_bias", f"{names.down}_bias", experts, hidden, split=first_rank_only(hidden, axis=1), draw=BIAS),
     ]
 

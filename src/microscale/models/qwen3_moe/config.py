@@ -4,8 +4,8 @@
 * as transformers 5 saves it: ``num_local_experts``, and ``rope_parameters`` with the theta inside.
 
 Overrides (``--hf-overrides``) change the file's own keys before anything is read. What would be computed wrongly is
-refused. The experts of presets are random numbers in MXFP8: what ``--layer-format experts=mxfp8`` makes of the
-published BF16.
+refused. ``models/quantization.py`` reads which modules are quantised. The experts of presets are random numbers in
+MXFP8: what ``--layer-format experts=mxfp8`` makes of the published BF16.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from microscale.models.config import (
 )
 from microscale.models.json_object import JsonObject
 from microscale.models.pre_norm import PreNormConfig
+from microscale.models.quantization import read_quantisation
 from microscale.models.rope import PlainRope, Rope, YarnRope, find_rope, read_plain, read_yarn, rope_keys, to_json
 
-EXPERT_FORMATS = ("bf16", *FORMATS)
+FORMAT_NAMES = ("bf16", "fp8", *FORMATS)
+PREFIXES = ("model.",)
+"""What may precede the names of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,16 @@ class Qwen3MoeConfig(PreNormConfig):
 
     rope: Rope
     expert_format: str = "bf16"
-    """Checkpoints have BF16; dummy weights may have a block format from the start."""
+    """Of the weights in the checkpoint, or of dummy weights; all layers are alike."""
+    qkv_format: str = "bf16"
+    o_format: str = "bf16"
+    lm_head_format: str = "bf16"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.expert_format not in EXPERT_FORMATS:
-            raise BadConfig(f"experts in {self.expert_format!r} are unknown; known are {', '.join(EXPERT_FORMATS)}.")
+        for fmt in (self.expert_format, self.qkv_format, self.o_format, self.lm_head_format):
+            if fmt not in FORMAT_NAMES:
+                raise BadConfig(f"weights in {fmt!r} are unknown; known are {', '.join(FORMAT_NAMES)}.")
 
 
 _30B_A3B = Qwen3MoeConfig(
@@ -96,7 +103,13 @@ MODEL_TYPE = "qwen3_moe"
 
 _KEYS = {**KEYS, "intermediate": "moe_intermediate_size", "top_k": "num_experts_per_tok"}
 _EXPERTS = ("num_experts", "num_local_experts")
-_QUANTISE = "supported are BF16 checkpoints, whose experts --layer-format experts=mxfp8 or mxfp4 quantises as they load"
+_MODULES = {
+    "qkv_format": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+    "o_format": ("self_attn.o_proj",),
+    # Experts are one module with many weights; expert 0 represents all.
+    "expert_format": tuple(f"mlp.experts.0.{part}_proj" for part in ("gate", "up", "down")),
+}
+"""The modules of each format: they are held as one tensor."""
 _ONLY: dict[str, object] = {
     "attention_bias": False,
     "decoder_sparse_step": 1,
@@ -129,6 +142,9 @@ def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeC
     if isinstance(rope, YarnRope) and "max_position_embeddings" not in file.overridden:
         # People who add YaRN to a published file leave this key as it is.
         values["max_context"] = int(rope.original_context * rope.factor)
+    quantisation = read_quantisation(folder, file, PREFIXES)
+    values |= {field: quantisation.uniform(values["num_layers"], names) for field, names in _MODULES.items()}
+    values["lm_head_format"] = quantisation.module("lm_head")
     return build(
         file,
         Qwen3MoeConfig,
@@ -166,11 +182,6 @@ def _experts_key(file: JsonObject) -> str:
 
 
 def _refuse_other_arithmetic(file: JsonObject) -> None:
-    if file.data.get("quantization_config") is not None:
-        method = file.nested("quantization_config").data.get("quant_method")
-        raise Unsupported(
-            f"{file.source}: 'quantization_config' with 'quant_method' {method!r} is not supported; {_QUANTISE}."
-        )
     # transformers' default of norm_topk_prob is false, though every published file says true.
     norm_topk_prob = file.optional("norm_topk_prob", bool, False)
     refuse_others(replace(file, data={**file.data, "norm_topk_prob": norm_topk_prob}), _ONLY)

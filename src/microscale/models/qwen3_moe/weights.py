@@ -1,6 +1,6 @@
-"""The tensors of Qwen3-MoE. Checkpoints are BF16; the experts of dummy weights may have a block format.
+"""The tensors of Qwen3-MoE: BF16, or quantised in any container of ``models/storage``.
 
-The experts are a module each, ``experts.7.gate_proj.weight`` [I, H], as published and as transformers saves them; or
+BF16 experts are a module each, ``experts.7.gate_proj.weight`` [I, H], as published and as transformers saves them; or
 two tensors, ``experts.gate_up_proj`` [E, 2I, H] and ``experts.down_proj`` [E, H, I], as transformers 5 holds them in
 memory.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.qwen3_moe.config import Qwen3MoeConfig, read_config
+from microscale.models.config import read_config_file
+from microscale.models.quantization import read_quantisation
+from microscale.models.qwen3_moe.config import PREFIXES, Qwen3MoeConfig, read_config
 from microscale.models.sharding import kv_heads, q_heads
+from microscale.models.storage import BF16_OR_F32, DUMMY, Storage, Weight, storages
 from microscale.models.tensor_table import (
-    BF16_MODULE,
-    BF16_OR_F32,
     ExpertTensorShape,
     TensorRow,
     TensorSource,
     TensorTable,
-    Weight,
     end_rows,
     expert_rows,
     vector,
@@ -42,23 +42,26 @@ class Qwen3MoeLayer:
     """The tensors of one decoder layer. H hidden, I width of an expert, E experts."""
 
     attn_norm: Tensor  # [H]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, H], all of q, then k, then v
+    qkv: Weight  # [(heads + 2 * kv_heads) * head_dim, H], all of q, then k, then v
     q_norm: Tensor  # [head_dim]
     k_norm: Tensor  # [head_dim]
-    o: Tensor  # [H, heads * head_dim]
+    o: Weight  # [H, heads * head_dim]
     mlp_norm: Tensor  # [H]
     router: Tensor  # [E, H]
     gate_up: Weight  # [E, 2I, H], all gate rows, then all up rows
     down: Weight  # [E, H, I]
 
 
-def tensor_table(c: Qwen3MoeConfig, *, fused: bool = False) -> TensorTable[Qwen3MoeLayer]:
-    """``fused``: the experts of a layer are two tensors."""
-    ends = end_rows(c, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-    return TensorTable(Qwen3MoeLayer, LAYER, [_layer(c, fused)] * c.num_layers, ends)
+def tensor_table(
+    c: Qwen3MoeConfig, modules: Mapping[str, Storage] = DUMMY, *, fused: bool = False
+) -> TensorTable[Qwen3MoeLayer]:
+    """``modules``: how those of each format are stored. ``fused``: the experts of a layer are two tensors."""
+    head = modules[c.lm_head_format]
+    ends = end_rows(c, "model.embed_tokens.weight", "model.norm.weight", "lm_head", head_storage=head)
+    return TensorTable(Qwen3MoeLayer, LAYER, [_layer(c, modules, fused)] * c.num_layers, ends)
 
 
-def _layer(c: Qwen3MoeConfig, fused: bool) -> list[TensorRow]:
+def _layer(c: Qwen3MoeConfig, modules: Mapping[str, Storage], fused: bool) -> list[TensorRow]:
     heads = (c.num_heads, c.num_kv_heads, c.head_dim)
     q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     q = TensorSource("self_attn.q_proj", (q_rows, c.hidden), q_heads(*heads))
@@ -67,13 +70,13 @@ def _layer(c: Qwen3MoeConfig, fused: bool) -> list[TensorRow]:
     experts = ExpertTensorShape(c.num_experts, c.intermediate, c.hidden)
     return [
         vector("attn_norm", "input_layernorm.weight", c.hidden),
-        TensorRow("qkv", (q, k, v), BF16_MODULE),
+        TensorRow("qkv", (q, k, v), modules[c.qkv_format]),
         vector("q_norm", "self_attn.q_norm.weight", c.head_dim),
         vector("k_norm", "self_attn.k_norm.weight", c.head_dim),
-        TensorRow("o", (o,), BF16_MODULE),
+        TensorRow("o", (o,), modules[c.o_format]),
         vector("mlp_norm", "post_attention_layernorm.weight", c.hidden),
         TensorRow("router", (TensorSource("mlp.gate.weight", (c.num_experts, c.hidden)),), BF16_OR_F32),
-        *expert_rows(("gate_up", "down"), "mlp.experts", experts, c.expert_format, fused=fused),
+        *expert_rows(("gate_up", "down"), "mlp.experts", experts, modules[c.expert_format], fused=fused),
     ]
 
 
@@ -83,5 +86,7 @@ def open_qwen3_moe(
     """One rank's part of the checkpoint in ``folder``."""
     config = read_config(folder, overrides)
     checkpoint = Checkpoint(folder)
-    table = partial(tensor_table, fused=f"{LAYER.format(0)}mlp.experts.gate_up_proj" in checkpoint.entries)
-    return open_checkpoint(checkpoint, read_config(folder), config, table, overrides, shard)
+    modules = storages(read_quantisation(folder, read_config_file(folder), PREFIXES).container)
+    fused = f"{LAYER.format(0)}mlp.experts.gate_up_proj" in checkpoint.entries
+    table = partial(tensor_table, modules=modules, fused=fused)
+    return open_checkpoint(checkpoint, read_config(folder), config, table, overrides, shard, modules=modules)

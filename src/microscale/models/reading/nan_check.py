@@ -21,6 +21,8 @@ TOGETHER = {"cpu": 1, "cuda": 64}
 """Tensors whose results the host reads in one wait."""
 
 _SCALES = ("_scales", ".scales", "_scale")
+_GLOBAL_SCALES = (".weight_scale_2", ".weight_global_scale")
+"""Of NVFP4: one is multiplied, the other divided by."""
 _E4M3_NAN = 0x7F
 """With either sign."""
 
@@ -59,6 +61,8 @@ def _find(entry: TensorEntry, tensor: Tensor) -> tuple[Tensor, str] | None:
         tensor = tensor.view(torch.uint8)
     if tensor.dtype == torch.float8_e4m3fn:
         return (tensor.view(torch.uint8) & _E4M3_NAN).max() == _E4M3_NAN, "NaN"
+    if entry.name.endswith(_GLOBAL_SCALES):
+        return ~(torch.isfinite(tensor) & (tensor > 0)).all(), "a scale that is not above 0"
     if tensor.is_floating_point():
         # Both ends are NaN if any element is. 0.7 ns an element on one core; isfinite takes 9 and twice the memory.
         ends = torch.stack(torch.aminmax(tensor)).float()

@@ -13,7 +13,6 @@ from microscale.server.anthropic.replies import AnthropicErrorReply, ErrorDetail
 from microscale.server.http import error_replies as common
 from microscale.server.http.encoding import encode
 from microscale.server.http.exchange import Exchange, Record
-from microscale.server.options import RequestLimits
 
 ROUTE = "/v1/messages"
 VERSION = b"anthropic-version"
@@ -65,8 +64,8 @@ class AnthropicExchange(Exchange):
 
     ERROR_EVENT = b"error"
 
-    def __init__(self, scope: Scope, send: Send, limits: RequestLimits, record: Record) -> None:
-        super().__init__(scope, send, limits, record)
+    def __init__(self, scope: Scope, send: Send, record: Record) -> None:
+        super().__init__(scope, send, record)
         record.request_id = f"msg_{secrets.token_hex(12)}"
         self.headers[REQUEST_ID] = record.client_id
 

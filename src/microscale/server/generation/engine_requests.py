@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from microscale.server import error_texts
 from microscale.server.generation.chat_prompt import ChatPrompt
 from microscale.server.host import Host
 from microscale.server.http.exchange import Record
+from microscale.server.options import SamplingDefaults
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.sampling import SamplingFields
 from microscale.server.structured.output_format import OutputFormat
@@ -27,7 +29,8 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's parameters, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
+    """The request's parameters, with no more tokens than fit. The defaults are the model's or OpenAI's, not the
+    engine's."""
     room = host.max_model_len - num_prompt
     # A request that only scores its prompt needs no room for an answer.
     if room < (0 if max_tokens == 0 else 1):
@@ -41,13 +44,9 @@ def sampling_params(
         raise error_texts.min_tokens_above_max(least, max_tokens)
     return SamplingParams(
         max_tokens=num_tokens,
-        temperature=1.0 if fields.temperature is None else fields.temperature,
         seed=fields.seed,
         ignore_eos=bool(fields.ignore_eos),
-        top_k=fields.top_k or 0,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=_repetition_penalty(fields),
+        **_chosen(fields, host.sampling),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=bias,
@@ -77,9 +76,12 @@ async def turn_params(
     return replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
 
 
-def _repetition_penalty(fields: SamplingFields) -> float:
-    given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
-    return 1.0 if given is None else given
+def _chosen(fields: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
+    """How the next token is chosen: by the request, else by the model's defaults."""
+    chosen = {name: getattr(fields, name) for name in SamplingDefaults.__dataclass_fields__}
+    if chosen["repetition_penalty"] is None:
+        chosen["repetition_penalty"] = fields.repeat_penalty
+    return {name: getattr(defaults, name) if value is None else value for name, value in chosen.items()}
 
 
 def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:

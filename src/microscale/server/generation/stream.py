@@ -48,8 +48,7 @@ async def generate(
 
     If there is one choice and a ``fast_path``, plain tokens take it and appear in no step.
     """
-    host.check_open()
-    streams = await _submit_all(host.engine, asked)
+    streams = await _submit_all(await host.running_engine(), asked)
     clock = _Clock(host, record, len(choices))
     if fast_path is not None and len(streams) == 1:
         streams[0].tap(partial(_take_plain, fast_path, choices[0], clock))

@@ -1,12 +1,10 @@
-"""Writes one reply: JSON or events, a timeout for clients that do not read, and the request's log line.
+"""Writes one reply, JSON or events, and the request's log line.
 
 ``app.RunningReply`` is the other half: it runs the work, and cancels it when the client disconnects.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +16,7 @@ from microscale.errors import MicroscaleError
 from microscale.server.error_texts import SlowReader
 from microscale.server.http.connection import WIRE, Wire
 from microscale.server.http.error_replies import error_reply
-from microscale.server.options import RequestLimits
 
-log = logging.getLogger(__name__)
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -63,15 +59,12 @@ class Record:
 
 
 class Exchange:
-    """Writes one reply. ``send`` waits while the socket is full; if it stays full, the connection is closed.
-
-    One timer checks that, instead of one timeout per write: every token is a write.
-    """
+    """Writes one reply. ``send`` waits while the socket is full; if it stays full, the connection is closed."""
 
     ERROR_EVENT: ClassVar[bytes | None] = None
     """The name of the event that reports an error in a stream."""
 
-    def __init__(self, scope: Scope, send: Send, limits: RequestLimits, record: Record) -> None:
+    def __init__(self, scope: Scope, send: Send, record: Record) -> None:
         self.record = record
         self.status = 0
         """The reply's status; 0 until it has begun."""
@@ -80,21 +73,6 @@ class Exchange:
         self.headers: dict[str, str] = {}
         """Additional headers of the reply, in lower case."""
         self._send = send
-        self._timeout_s = limits.write_timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._waits_since: float | None = None
-        """When the current write began; ``None`` if none is in progress."""
-        self._clock = self._loop.call_later(self._timeout_s / 2, self._check_reader)
-
-    def close(self) -> None:
-        self._clock.cancel()
-
-    def _check_reader(self) -> None:
-        if self._waits_since is not None and self._loop.time() - self._waits_since >= self._timeout_s:
-            log.warning("Request %s: the client does not read; closing the connection.", self.record.request_id)
-            self.abort()
-            return
-        self._clock = self._loop.call_later(self._timeout_s / 2, self._check_reader)
 
     async def json(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.status = status
@@ -139,9 +117,7 @@ class Exchange:
             self.wire.abort()
 
     async def _write(self, body: bytes, *, more: bool) -> None:
-        self._waits_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._waits_since = None
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,5 @@
-"""Request ids: the client's own, or one that we make, on every reply. HEAD is answered as GET, without the body."""
+"""What every request and reply needs: an id, the client's own or one that we make; HEAD as GET, without the body; and
+nothing is sent to a client that has left."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import re
 import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from microscale.server.http.connection import WIRE, Wire
 
 REQUEST_ID = "microscale.request_id"
 """The key of the request's id in ``scope["state"]``."""
@@ -30,7 +33,12 @@ class RequestIds:
         request_id = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}".encode()
         scope.setdefault("state", {})[REQUEST_ID] = request_id.decode()
 
+        wire: Wire | None = scope["state"].get(WIRE)
+
         async def send_named(message: Message) -> None:
+            if wire is not None and wire.is_closing:
+                await wire.lost.wait()  # uvicorn does not know it yet, and would fail
+                return
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)

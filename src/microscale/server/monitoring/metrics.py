@@ -46,7 +46,11 @@ class Metrics:
         self.generated_tokens = self._counter(f"{prefix}:generation_tokens", ["model_name"]).labels(model)
         self._finished = self._counter(f"{prefix}:request_success", ["model_name", "finished_reason"])
         self._refused = self._counter(f"{prefix}:request_failure", ["model_name", "code"])
+        self._restarts = self._counter(f"{prefix}:engine_restarts", ["model_name"]).labels(model)
         self._model = model
+
+    def restarted(self) -> None:
+        self._restarts.inc()
 
     def finished(self, reason: str) -> None:
         self._finished.labels(self._model, reason).inc()

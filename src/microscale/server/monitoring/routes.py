@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from msgspec import UNSET, Raw, Struct, UnsetType
 from starlette.responses import Response
 
-from microscale.errors import EngineDied, MicroscaleError
+from microscale.errors import EngineDied
 from microscale.server.host import Host
 from microscale.server.http.encoding import json_response
 from microscale.version import __version__
@@ -26,6 +26,10 @@ class PlanReply(Struct, frozen=True):
     """Seconds per part of the engine's start: process, loading, the rest."""
     gpu: str | UnsetType = UNSET
     precision: str | UnsetType = UNSET
+    precisions: Raw | UnsetType = UNSET
+    """For each precision the predicted speed and the measured cost in quality."""
+    precisions_line: str | UnsetType = UNSET
+    """The same in a sentence."""
     decisions: Raw | UnsetType = UNSET
     """By op, layer kind and batch size: the kernel, and why each of the others does not run."""
     memory: Raw | UnsetType = UNSET
@@ -43,6 +47,8 @@ class _Document(Struct, frozen=True):
     gpu: str
     precision: str
     decisions: Raw
+    precisions: Raw = Raw(b"[]")
+    precisions_line: str = ""
     memory: Raw
     predicted: Raw = Raw(b"[]")
     speculative: Raw | UnsetType = UNSET
@@ -57,8 +63,8 @@ def plan_reply(host: Host) -> PlanReply:
         # Another kind of engine, whose plan is only text.
         return PlanReply(*common, ready.plan, host.start_s)
     return PlanReply(
-        *common, document.table, host.start_s, document.gpu, document.precision, document.decisions, document.memory,
-        document.predicted, document.speculative,
+        *common, document.table, host.start_s, document.gpu, document.precision, document.precisions,
+        document.precisions_line, document.decisions, document.memory, document.predicted, document.speculative,
     )  # fmt: skip
 
 
@@ -83,10 +89,9 @@ def add_monitoring(app: FastAPI, host: Host) -> None:
     @app.get("/ping", response_model=None)
     @app.get("/health", response_model=None)
     async def health() -> Response:
-        try:
-            host.check_open()
-        except MicroscaleError as error:
-            return json_response(Health("unavailable", str(error)), 503)
+        reason = host.why_unavailable()
+        if reason is not None:
+            return json_response(Health("unavailable", str(reason)), 503)
         return json_response(Health("ok", UNSET))
 
     @app.get("/load", response_model=None)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from microscale.server.host import Host
 from microscale.server.http.encoding import json_response
+from microscale.server.options import SamplingDefaults
 
 
 class ModelInfo(Struct, frozen=True):
@@ -23,6 +24,8 @@ class ModelInfo(Struct, frozen=True):
     """``created`` in Anthropic's format, RFC 3339."""
     max_input_tokens: int
     max_tokens: int
+    sampling_defaults: SamplingDefaults
+    """For requests that do not choose it themselves: the model's own, from ``generation_config.json``."""
     object: str = "model"
     owned_by: str = "microscale"
     type: str = "model"
@@ -40,7 +43,7 @@ class ModelList(Struct, frozen=True):
 def _model(host: Host, name: str) -> ModelInfo:
     created = datetime.datetime.fromtimestamp(host.created, datetime.UTC).isoformat().replace("+00:00", "Z")
     most = host.max_model_len
-    return ModelInfo(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
+    return ModelInfo(name, host.created, most, name, created, most - 1, most - 1, host.sampling)
 
 
 def add_models(app: FastAPI, host: Host) -> None:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.process.connection import end_with_owner
 from microscale.engine.protocol.frames import HEADER, frame
 from microscale.errors import MicroscaleError
 
@@ -36,6 +37,7 @@ class GrammarError(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
+    end_with_owner()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     vocabulary = msgspec.msgpack.decode(read(source), type=WorkerVocabulary)

@@ -170,7 +170,7 @@ class DenseMlp:
 
     @property
     def packed(self) -> Mlp:
-        rows = BlockScaled(_in_runs(self.gate_up.values), _in_runs(self.gate_up.scales), self.gate_up.format)
+        rows = self.gate_up.map(_in_runs)
         return Mlp(pack(DenseWeights(rows)), pack(DenseWeights(self.down)))
 
     def expected(self) -> Tensor:
@@ -179,7 +179,7 @@ class DenseMlp:
 
 def _in_runs(rows: Tensor) -> Tensor:
     """All gate rows, then all up rows → runs of the ones, as many of the others, and so on."""
-    return rows.view(2, -1, RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+    return rows.view(2, -1, RUN, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err
+from microscale.cli.help import model_option, output_option
 
 
 def bench_fit(
-    gpu: Annotated[str, typer.Option(help="A card of a family that was measured.")] = "h200",
+    gpu: Annotated[str, model_option(help="A card of a family that was measured.")] = "h200",
     write: Annotated[
-        bool, typer.Option("--write", help="Update the sums of kernel times in the file of whole models.")
+        bool, output_option("--write", help="Update the sums of kernel times in the file of whole models.")
     ] = False,
     write_table: Annotated[
         bool,
-        typer.Option("--write-table", help="Write the table that explain reads. Takes some minutes."),
+        output_option("--write-table", help="Write the table that explain reads. Takes some minutes."),
     ] = False,
 ) -> None:
     """Fit the time model to measured rows, and show how well it predicts rows that it has not seen. Needs no GPU."""
@@ -28,7 +27,7 @@ def bench_fit(
     settings.load()
     if write_table:
         with progress_bar("Predicting") as (start, advance):
-            start(table.num_rows())
+            start(len(table.cases()))
             file = table.write(lambda: advance(1))
         err.print(f"Wrote {file}", soft_wrap=True)
         return

@@ -10,22 +10,23 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, parse_choice, parse_numbers, print_json
+from microscale.cli.help import measurement_option, output_option, precision_option
 from microscale_lab.cli.played import AsOption, labelled, played_card
 
 
 def bench_kernels(
     op: Annotated[str, typer.Argument(help="moe, dense, attention, small or sampling.")] = "moe",
     model: Annotated[
-        str | None, typer.Option(help="moe: the layer of this model, such as gpt-oss-120b or gemma-4-26b-a4b.")
+        str | None, measurement_option(help="moe: the layer of this model, such as gpt-oss-120b or gemma-4-26b-a4b.")
     ] = None,
-    activations: Annotated[str, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = "bf16",
-    tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
+    activations: Annotated[str, precision_option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = "bf16",
+    tokens: Annotated[str | None, measurement_option(help="Token counts, such as 1,8,64.")] = None,
     card: AsOption = None,
-    record: Annotated[bool, typer.Option(help="Store the rows for estimates of this card's family.")] = False,
+    record: Annotated[bool, output_option(help="Store the rows for estimates of this card's family.")] = False,
     directory: Annotated[
-        Path | None, typer.Option(help="With --record: write to this folder instead of the package.")
+        Path | None, output_option(help="With --record: write to this folder instead of the package.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.
 

@@ -11,7 +11,8 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import print_json
-from microscale.cli.options import PrecisionOption
+from microscale.cli.help import device_option, measurement_option, model_option, output_option
+from microscale.cli.options import BackendOption, DeviceOption, PrecisionOption
 from microscale.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -22,22 +23,20 @@ def bench_load(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id; with --make a preset.")],
     make: Annotated[
         Path | None,
-        typer.Option(help="First write random weights of the preset to this folder, in the published layout."),
+        model_option(help="First write random weights of the preset to this folder, in the published layout."),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="With --make: number of layers. Default: the preset's.", min=1)
+        int | None, model_option(help="With --make: number of layers. Default: the preset's.", min=1)
     ] = None,
     reads: Annotated[
         list[str] | None,
-        typer.Option(help="Reads in flight and MiB of each, such as 2x8. Repeatable. Default: those of a load."),
+        device_option(help="Reads in flight and MiB of each, such as 2x8. Repeatable. Default: those of a load."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Runs per row; the median is shown.", min=1)] = 3,
-    backend: Annotated[
-        str | None, typer.Option(help="Use this implementation for every op that has it: reference, dequantized …")
-    ] = None,
+    repeats: Annotated[int, measurement_option(help="Runs per row; the median is shown.", min=1)] = 3,
+    backend: BackendOption = None,
     precision: PrecisionOption = "exact",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, output_option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Measure how fast a checkpoint loads, next to a raw read of the same files, and how much memory that takes.
 

@@ -13,9 +13,13 @@ from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.bench import ACCEPTANCE
 from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.help import measurement_option, output_option, speculation_option
 from microscale.cli.options import (
     MODEL_HELP,
+    DeviceOption,
     KvCacheDtypeOption,
+    LoadFormatOption,
+    OverridesOption,
     PrecisionOption,
     ThreadsOption,
     UtilizationOption,
@@ -36,35 +40,33 @@ def bench_speculative(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
     acceptance: Annotated[
         float,
-        typer.Option(ACCEPTANCE, help="Chance that a drafted token is accepted after accepted ones.", min=0.0, max=1.0),
+        speculation_option(
+            ACCEPTANCE, help="Chance that a drafted token is accepted after accepted ones.", min=0.0, max=1.0
+        ),
     ] = 0.7,
     tokens: Annotated[
-        str, typer.Option(TOKENS, help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice).")
+        str, speculation_option(TOKENS, help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice).")
     ] = "0..7",
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = LoadFormat.AUTO,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
     speculative_config: Annotated[
         str | None,
-        typer.Option(
+        speculation_option(
             help='Use this draft head, and include its time: \'{"method": "eagle3", "model": "DIR", '
             '"num_speculative_tokens": 7}\'. Default: random drafts that take no time.'
         ),
     ] = None,
-    concurrency: Annotated[str, typer.Option(help="Numbers of sequences that decode together.")] = "1,4,16,64",
-    depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
+    concurrency: Annotated[str, measurement_option(help="Numbers of sequences that decode together.")] = "1,4,16,64",
+    depth: Annotated[int, measurement_option(help="Tokens of context before decoding.", min=1)] = 128,
     steps: Annotated[
-        int, typer.Option(help="Timed steps per request. Each row has four requests; auto has 300 steps.", min=1)
+        int, measurement_option(help="Timed steps per request. Each row has four requests; auto has 300 steps.", min=1)
     ] = 32,
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
-    hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Measure decoding steps with drafts of which a fixed share is accepted, next to the predicted times.
 

@@ -10,6 +10,7 @@ import typer
 
 from microscale import settings
 from microscale.cli.console import err
+from microscale.cli.help import measurement_option, output_option, precision_option
 from microscale.errors import BadSetting, Unsupported
 
 MEASURED = "microscale bench sweep"
@@ -17,13 +18,13 @@ MEASURED = "microscale bench sweep"
 
 def bench_sweep(
     model: Annotated[str, typer.Argument(help="A preset: gpt-oss-20b, gpt-oss-120b, gemma-4-26b-a4b.")] = "gpt-oss-20b",
-    precision: Annotated[str, typer.Option(help="Comma-separated precisions.")] = "exact,balanced,fast",
-    minutes: Annotated[float, typer.Option(help="Stop after this many minutes. A second call continues.")] = 6.0,
+    precision: Annotated[str, precision_option(help="Comma-separated precisions.")] = "exact,balanced,fast",
+    minutes: Annotated[float, measurement_option(help="Stop after this many minutes. A second call continues.")] = 6.0,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="File of rows; rows that it already has are not measured again.")
+        Path, output_option("-o", "--output", help="File of rows; rows that it already has are not measured again.")
     ] = Path("sweep.json"),
-    record: Annotated[bool, typer.Option("--record", help="Keep the rows for predictions.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    record: Annotated[bool, output_option("--record", help="Keep the rows for predictions.")] = False,
+    directory: Annotated[Path | None, output_option(help="--record: write here instead of into the package.")] = None,
 ) -> None:
     """Measure a model with random weights over precisions, batch sizes, contexts and prompts."""
     from microscale import hardware

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
-import typer
+from microscale.cli.help import device_option
 
 AsOption = Annotated[
     str | None,
-    typer.Option("--as", help="Run this card's kernels (gb10, rtx4090 …) on this GPU. Times are not that card's."),
+    device_option("--as", help="Run this card's kernels (gb10, rtx4090 …) on this GPU. Times are not that card's."),
 ]
 
 

@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 
 from microscale import settings
+from microscale.bench.cases import check_lengths, make_cases
 from microscale.cli.console import print_json, show_log
+from microscale.cli.help import batching_option, measurement_option, output_option
 from microscale.cli.options import (
     MODEL_HELP,
+    DeviceOption,
     KvCacheDtypeOption,
     LayerFormatOption,
+    LoadFormatOption,
     MoeActivationsOption,
+    OverridesOption,
     PrecisionOption,
     ReserveOption,
     UtilizationOption,
@@ -26,14 +31,12 @@ from microscale.models.config import LoadFormat
 
 def profile(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = LoadFormat.AUTO,
-    batch: Annotated[int, typer.Option(help="Number of sequences that decode together.")] = 1,
-    depth: Annotated[int, typer.Option(help="Tokens of context before decoding.")] = 128,
-    prompt: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
+    load_format: LoadFormatOption = LoadFormat.AUTO,
+    batch: Annotated[int, batching_option(help="Number of sequences that decode together.")] = 1,
+    depth: Annotated[int, measurement_option(help="Tokens of context before decoding.")] = 128,
+    prompt: Annotated[int, measurement_option(help="Prompt length in tokens.")] = 2048,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a trace of the decoding steps here, for chrome://tracing or Perfetto.")
+        Path | None, output_option(help="Write a trace of the decoding steps here, for chrome://tracing or Perfetto.")
     ] = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
@@ -41,11 +44,9 @@ def profile(
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")] = False,
+    hf_overrides: OverridesOption = None,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, output_option("--json", help="Print the parts as JSON.")] = False,
 ) -> None:
     """Show where the time of one decoding step and one prompt goes: time, share and lower bound of every part.
 
@@ -54,7 +55,6 @@ def profile(
     import torch
     import triton
 
-    from microscale.bench import model as bench_whole
     from microscale.cli.bars import load_with_progress
     from microscale.engine.config import EngineConfig
     from microscale.engine.loading.prepare import prepare
@@ -81,8 +81,8 @@ def profile(
     )
     show_log()
     prepared = prepare(options)
-    tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
-    bench_whole.make_cases(tests, [batch], [depth], prepared.config.max_context)  # refuses what is too long
+    cases = make_cases([f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"], [batch], [depth])
+    check_lengths(cases, prepared.config.max_context)
     loaded = load_with_progress(prepared)
     found = bench_profile.run(loaded, prepared.outline, prepared.setup, batch, depth, prompt, trace)
     if as_json:

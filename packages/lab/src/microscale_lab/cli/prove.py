@@ -8,23 +8,33 @@ from typing import Annotated
 import typer
 
 from microscale import settings
+from microscale.cli.help import device_option, measurement_option, model_option, output_option
 from microscale.errors import BadSetting
 
 
 def prove(
-    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
-    op: Annotated[str | None, typer.Option(help="Only this op: moe, attention …")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Number of processes. Default: one per core.")] = None,
+    gpu: Annotated[
+        str, model_option(help="A known card (rtx5090, gb10 …), or all: cards that between them start every kernel.")
+    ] = "all",
+    op: Annotated[str | None, measurement_option(help="Only this op: moe, attention …")] = None,
+    jobs: Annotated[int | None, device_option(help="Number of processes. Default: one per core.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option(help="Rewrite the tables of this page for the installed Triton.")
+        Path | None, output_option(help="Rewrite the tables of this page for the installed Triton.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on test cases, as on the card.")] = False,
+    as_json: Annotated[
+        bool, output_option("--json", help="Print one row per kernel and architecture as JSON.")
+    ] = False,
+    run: Annotated[
+        bool, measurement_option("--run", help="Execute the kernels on test cases, as on the card.")
+    ] = False,
     device: Annotated[
-        str | None, typer.Option(help="With --run: cuda, or cpu (interpreter). Default: cuda if there is a GPU.")
+        str | None, device_option(help="With --run: cuda, or cpu (interpreter). Default: cuda if there is a GPU.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="With --run: only a few cases that cover every kernel function.")
+        bool,
+        measurement_option(
+            "--quick", help="With --run: only a few cases, which take every path and launch every function."
+        ),
     ] = False,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.

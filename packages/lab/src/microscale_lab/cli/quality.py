@@ -11,7 +11,9 @@ import typer
 
 from microscale import settings
 from microscale.cli.bars import progress_bar
-from microscale.cli.console import print_json
+from microscale.cli.console import err, print_json
+from microscale.cli.help import measurement_option, output_option, precision_option, sampling_option
+from microscale.cli.options import DeviceOption
 from microscale.errors import BadSetting
 from microscale.models import embedded
 
@@ -22,14 +24,22 @@ def quality(
     ] = embedded.NAME,
     choice: Annotated[
         list[str] | None,
-        typer.Option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
+        precision_option(help="exact, balanced, fast, qkv=mxfp4, kv-cache=fp8 … Repeatable. Default: all."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts per task. The shipped file has 32.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Maximum length of an answer in tokens, including reasoning.")] = 320,
-    tasks: Annotated[Path | None, typer.Option(help="File of tasks. Default: the embedded model's.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite the tables of this page for the model.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per choice as JSON.")] = False,
+    samples: Annotated[int, measurement_option(help="Prompts per task. The shipped file has 32.")] = 8,
+    max_tokens: Annotated[
+        int, sampling_option(help="Maximum length of an answer in tokens, including reasoning.")
+    ] = 320,
+    tasks: Annotated[Path | None, measurement_option(help="File of tasks. Default: the embedded model's.")] = None,
+    device: DeviceOption = "auto",
+    markdown: Annotated[Path | None, output_option(help="Rewrite the tables of this page for the model.")] = None,
+    record: Annotated[
+        bool,
+        output_option(
+            "--record", help="Store the cost of each precision, so that --precision auto and explain know it for MODEL."
+        ),
+    ] = False,
+    as_json: Annotated[bool, output_option("--json", help="Print one object per choice as JSON.")] = False,
 ) -> None:
     """Measure what each precision costs: accuracy on held-out tasks, loss, divergence and agreement with float32.
 
@@ -37,6 +47,8 @@ def quality(
     """
     import torch
 
+    from microscale.engine import quality_costs
+    from microscale.engine.loading.prepare import choose_device
     from microscale.models.hub import resolve
     from microscale.text.tokenizer import Tokenizer
     from microscale_lab.markdown import write_section
@@ -62,6 +74,10 @@ def quality(
     if markdown is not None:
         circumstances = f"{len(asked)} prompts, {where}, {datetime.date.today()}."
         write_section(markdown, f"quality of {title}", report.as_markdown(rows, title, circumstances))
+    if record:
+        on_gpu = choose_device(device).type == "cuda"
+        quality_costs.write(report.as_costs(rows, quality_costs.table_name(model), machine(device), len(asked), on_gpu))
+        err.print(f"Wrote {quality_costs.FILE}", soft_wrap=True)
     if as_json:
         print_json(report.as_json(rows))
     else:

@@ -10,26 +10,29 @@ import typer
 
 from microscale import settings
 from microscale.cli.console import err, out
+from microscale.cli.help import measurement_option, model_option, output_option
 from microscale.errors import BadSetting
 
 
 def report(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The JSON file. A page with the suffix .md goes next to it.")
+        Path, output_option("-o", "--output", help="The JSON file. A page with the suffix .md goes next to it.")
     ] = Path("microscale-report.json"),
     gpu: Annotated[
         str | None,
-        typer.Option(help="On a machine without a GPU: execute this card's kernels on the CPU, without timing."),
+        model_option(help="On a machine without a GPU: execute this card's kernels on the CPU, without timing."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Execute only a few cases that cover every kernel function.")
+        bool, measurement_option("--quick", help="Execute only a few cases that cover every kernel function.")
     ] = False,
-    op: Annotated[str | None, typer.Option(help="Execute only the kernels of these ops (comma-separated).")] = None,
-    adopt: Annotated[
-        Path | None, typer.Option(help="Write the rows of a report that was sent into the package.")
+    op: Annotated[
+        str | None, measurement_option(help="Execute only the kernels of these ops (comma-separated).")
     ] = None,
-    directory: Annotated[Path | None, typer.Option(help="--adopt: write here instead of into the package.")] = None,
-    readme: Annotated[Path | None, typer.Option(help="--adopt: add the card to this page's table.")] = None,
+    adopt: Annotated[
+        Path | None, output_option(help="Write the rows of a report that was sent into the package.")
+    ] = None,
+    directory: Annotated[Path | None, output_option(help="--adopt: write here instead of into the package.")] = None,
+    readme: Annotated[Path | None, output_option(help="--adopt: add the card to this page's table.")] = None,
 ) -> None:
     """Check and time every kernel on this machine's GPU, and write a report to send to the developers.
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from microscale import settings
 from microscale.cli.console import err, out
+from microscale.cli.help import measurement_option, output_option
 
 
 def tune(
     kernels: Annotated[
         str | None,
-        typer.Option(
+        measurement_option(
             help="Only these (comma-separated): grouped_gemm, attention, split_kv, small_batch_experts,"
             " experts_with_mlp, small_batch_dense, thresholds."
         ),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option(help="Try a few tiles of a few cases, in two or three minutes, to see whether tuning works here."),
+        measurement_option(
+            help="Try a few tiles of a few cases, in two or three minutes, to see whether tuning works here."
+        ),
     ] = False,
-    directory: Annotated[Path | None, typer.Option(help="Write to this folder instead of the package.")] = None,
+    directory: Annotated[Path | None, output_option(help="Write to this folder instead of the package.")] = None,
 ) -> None:
     """Measure the kernels' tiles and thresholds on this machine's GPU and write the file for its family.
 

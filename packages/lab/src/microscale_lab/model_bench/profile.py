@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from microscale.bench.model import BenchCase, make_engine
+from microscale.bench.cases import BenchCase
+from microscale.bench.model import make_engine
 from microscale.engine.engine import Engine
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams

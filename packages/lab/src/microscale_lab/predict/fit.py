@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from microscale.engine.predictions import Phase
@@ -98,15 +99,17 @@ def _held_kernel(entry: LeftOut) -> HeldOutRow:
 def kernels(case: ModelCase, gpu: Gpu, played: Gpu | None = None) -> Forecast:
     """The sum of the kernels' predictions for a whole model's step or prompt. ``played``: the card for which kernels
     are chosen, if it is another one."""
-    precision = PRECISIONS[case.precision]
-    setup = Setup(gpu, Activations.BF16, precision=precision)
-    chosen_for = setup if played is None else replace(setup, gpu=played)
-    shape = outline(case.model, PRESETS[case.model], setup.activations, PAGE_SIZE, case.context)
-    plan = make_plan(case.model, shape.uses, chosen_for)
-    steps = StepTimes(shape, plan, setup, forecast)
+    steps = _steps(case.model, case.precision, case.context, gpu, played or gpu)
     if case.kind is Phase.DECODE:
         return total(steps.decode(case.batch, case.context))
     return steps.prompt(case.context, STEP_TOKENS)
+
+
+@lru_cache(maxsize=64)
+def _steps(model: str, precision: str, context: int, gpu: Gpu, played: Gpu) -> StepTimes[Forecast]:
+    setup = Setup(gpu, Activations.BF16, precision=PRECISIONS[precision])
+    shape = outline(model, PRESETS[model], setup.activations, PAGE_SIZE, context)
+    return StepTimes(shape, make_plan(model, shape.uses, replace(setup, gpu=played)), setup, forecast)
 
 
 def recounted(file: ModelFile) -> ModelFile:

@@ -14,7 +14,9 @@ STREAMED = 0.93
 """Share of a plain read's bandwidth that our best kernels reach: lm_head in BF16 91 %, a long decode 90 %."""
 BOOST_GHZ = {
     "a100": 1.41, "rtx3090": 1.70, "rtx4090": 2.52, "l40s": 2.52, "h100": 1.98, "h200": 1.98, "b200": 1.97,
-    "gb300": 1.92, "rtx5090": 2.41, "rtxpro6000": 2.62, "gb10": 2.42,
+    "gb300": 1.92, "rtx5090": 2.41, "rtxpro6000": 2.62, "gb10": 2.42, "rtx3080": 1.71, "rtx3090ti": 1.86, "a6000": 1.80,
+    "a10": 1.70, "rtx4060ti": 2.54, "rtx4080": 2.51, "rtx6000ada": 2.51, "l4": 2.04, "h20": 1.98, "b300": 1.92,
+    "rtx5060ti": 2.57, "rtx5070ti": 2.45, "rtx5080": 2.62, "rtxpro4000": 2.62, "rtxpro4500": 2.62, "rtxpro5000": 2.29,
 }  # fmt: skip
 """From the vendor's data sheets."""
 UNKNOWN_GHZ = 1.7

@@ -19,6 +19,7 @@ import torch
 import triton
 
 from microscale.bench import model as whole
+from microscale.bench.cases import BenchCase
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
@@ -52,23 +53,23 @@ class SweepRow:
         return {**asdict(self.case), "us": self.us, "spread": self.spread}
 
 
-def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.BenchCase]:
+def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[BenchCase]:
     """The cases to measure, the most informative first: corners of decoding and prompts, then what lies between."""
     decode = [
-        whole.BenchCase("tg", NEW_TOKENS, batch, depth)
+        BenchCase("tg", NEW_TOKENS, batch, depth)
         for batch in BATCHES
         for depth in DEPTHS
         if batch * depth <= MOST_CACHED
     ]
     decode.sort(key=lambda case: BATCHES.index(case.batch) + 2 * DEPTHS.index(case.depth))
-    prompts = [whole.BenchCase("pp", tokens, 1, 0) for tokens in PROMPTS]
-    mixed: list[whole.BenchCase] = []
+    prompts = [BenchCase("pp", tokens, 1, 0) for tokens in PROMPTS]
+    mixed: list[BenchCase] = []
     for index in range(max(len(decode), len(prompts))):
         mixed += decode[2 * index : 2 * index + 2] + prompts[index : index + 1]
     return [case for case in mixed if case.longest <= max_context]
 
 
-def case_of(model: str, precision: str, case: whole.BenchCase) -> ModelCase:
+def case_of(model: str, precision: str, case: BenchCase) -> ModelCase:
     """A row's name in the file of whole models."""
     if case.kind == "pp":
         return ModelCase(model, precision, Phase.PREFILL, 1, case.tokens)
@@ -77,7 +78,7 @@ def case_of(model: str, precision: str, case: whole.BenchCase) -> ModelCase:
 
 def row_of(model: str, precision: str, row: whole.BenchRow) -> SweepRow:
     kind, tokens = row.test[:2], int(row.test[2:])
-    case = whole.BenchCase(kind, tokens, row.batch, row.depth)
+    case = BenchCase(kind, tokens, row.batch, row.depth)
     work = tokens if kind == "pp" else row.batch
     spread = (max(row.runs) - min(row.runs)) / row.tok_s
     return SweepRow(case_of(model, precision, case), round(work / row.tok_s * 1e6, 1), round(spread, 4))
@@ -122,7 +123,7 @@ def run(
 def _rows(
     model: str,
     precision: str,
-    left: Sequence[whole.BenchCase],
+    left: Sequence[BenchCase],
     until: float,
     report: Callable[[str], None],
     device: str,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from microscale.engine.loading.fit import plan_and_size
+from microscale.engine.loading.memory import LEAST_CONTEXT, Workload
 from microscale.engine.predictions import FILE, Basis, Phase
 from microscale.hardware import KNOWN
 from microscale.models.families import PRESETS
+from microscale.models.outline import outline
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup
 from microscale.planning.precision import PRECISIONS
 from microscale_lab.predict import whole_models
-from microscale_lab.predict.fit import kernels
+from microscale_lab.predict.fit import PAGE_SIZE, kernels
 from microscale_lab.predict.interval import Interval, interval
 from microscale_lab.predict.whole_models import ModelCase
 
@@ -25,14 +32,14 @@ SOURCE = "microscale bench fit --write-table"
 
 
 def write(done: Callable[[], object] = lambda: None) -> Path:
-    """Every preset on every card in every precision; ``done`` is called after each."""
+    """Every preset in every precision on every card whose memory holds its weights; ``done`` is called after each."""
     rows = []
-    for row in _rows():
-        rows.append(row)
+    for case in cases():
+        rows.append(_row(*case))
         done()
     head = {"source": SOURCE, "batches": BATCHES, "contexts": CONTEXTS, "prompts": PROMPTS}
     lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
-    body = ",\n".join(f"  {json.dumps(row, separators=(', ', ':'))}" for row in rows)
+    body = ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
     FILE.write_text("\n".join(["{", *lines, ' "rows": [', body, " ]", "}", ""]))
     return FILE
 
@@ -41,15 +48,17 @@ def models() -> list[str]:
     return [name for name in PRESETS if not name.endswith(EXPERIMENTAL)]
 
 
-def num_rows() -> int:
-    return len(models()) * len(KNOWN) * len(PRECISIONS)
+@cache
+def cases() -> tuple[tuple[str, str, str], ...]:
+    """Model, card and precision. A model that a card cannot hold gets no speed there."""
+    return tuple(case for case in product(models(), KNOWN, PRECISIONS) if _holds(*case))
 
 
-def _rows() -> Iterator[dict[str, Any]]:
-    for model in models():
-        for card in KNOWN:
-            for precision in PRECISIONS:
-                yield _row(model, card, precision)
+def _holds(model: str, card: str, precision: str) -> bool:
+    setup = Setup(KNOWN[card], Activations.BF16, precision=PRECISIONS[precision])
+    shape = outline(model, PRESETS[model], setup.activations, PAGE_SIZE, LEAST_CONTEXT)
+    _, memory = plan_and_size(shape, setup, Workload(LEAST_CONTEXT, utilization=1.0))
+    return memory.fits
 
 
 def _row(model: str, card: str, precision: str) -> dict[str, Any]:
@@ -61,9 +70,9 @@ def _row(model: str, card: str, precision: str) -> dict[str, Any]:
         "gpu": card,
         "precision": precision,
         "basis": _basis(model, card, precision),
-        "decode_us": [[round(time.us) for time in row] for row in by_batch],
+        "decode_us": [[_rounded(time.us) for time in row] for row in by_batch],
         "decode_factor": [round(max(_factor(time) for time in row), 2) for row in by_batch],
-        "prefill_us": [round(time.us) for time in prompts],
+        "prefill_us": [_rounded(time.us) for time in prompts],
         "prefill_factor": [round(_factor(time), 2) for time in prompts],
     }
 
@@ -71,6 +80,11 @@ def _row(model: str, card: str, precision: str) -> dict[str, Any]:
 def _time(model: str, card: str, precision: str, kind: Phase, batch: int, context: int) -> Interval:
     case = ModelCase(model, precision, kind, batch, context)
     return interval(kernels(case, KNOWN[card]), case, KNOWN[card])
+
+
+def _rounded(us: float) -> int:
+    """Four digits."""
+    return int(float(f"{us:.4g}"))
 
 
 def _factor(time: Interval) -> float:

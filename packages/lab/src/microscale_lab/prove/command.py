@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from microscale.errors import BadSetting, Unsupported
-from microscale.hardware import KNOWN, known
+from microscale.hardware import PROVED_BY, REPRESENTATIVES, known
 from microscale.planning import registry
 from microscale_lab.markdown import write_section
 from microscale_lab.prove import executed_report
 from microscale_lab.prove.execute import cuda_device, execute
-from microscale_lab.prove.executed_report import print_rows, rows_of
+from microscale_lab.prove.executed_report import print_end, print_rows, rows_of
 from microscale_lab.prove.inventory import recorded
 from microscale_lab.prove.report import as_json, as_markdown, print_tables, summary
 from microscale_lab.prove.run import ProofRow, Source, prove
@@ -55,6 +56,8 @@ def run_prove(
         console.out(summary(rows), highlight=False)
     else:
         print_tables(rows, console)
+        if gpu == "all":
+            console.out("\n".join(proved_by_lines()), highlight=False)
     return 0 if all(row.ok for row in rows) else 1
 
 
@@ -73,7 +76,7 @@ def run_cases(
     """Execute the case tables as ``gpu``, report on ``console``, and give the exit status: 1 when a case failed.
 
     ``device`` is ``cuda`` or ``cpu``; by default CUDA's where there is one. ``quick``: as few cases as start every jit
-    function in every form of its weights. ``edit`` changes PTX before it runs.
+    function in every form of its weights, by every variant. ``edit`` changes PTX before it runs.
     """
     console = console or _console()
     _check(op, jobs)
@@ -83,7 +86,7 @@ def run_cases(
     if device == CUDA and present is None:
         raise Unsupported("--device cuda: there is no CUDA device here; --device cpu interprets the kernels instead.")
     where = CPU if present is None else CUDA
-    cards = [known(name) for name in (KNOWN if gpu == "all" else [gpu])]
+    cards = [known(name) for name in (REPRESENTATIVES if gpu == "all" else [gpu])]
     with _bar() as show:
         selected = select(cards, cases_of([op] if op else []), where, progress=show)
         selected = shorten(selected) if quick else selected
@@ -93,9 +96,21 @@ def run_cases(
         raise Unsupported(f"There is no case of {op or 'any op'} to execute as GPU {gpu}.")
     if json_output:
         console.out(executed_report.as_json(rows), highlight=False)
+        print_end(rows, selected, Console(stderr=True))
     else:
-        print_rows(rows, selected, console)
+        print_rows(rows, console)
+        print_end(rows, selected, console)
     return 1 if any(row.failed for row in rows) else 0
+
+
+def proved_by_lines() -> Iterator[str]:
+    """Which cards were not proved by themselves, and by which others they are covered."""
+    covered: dict[tuple[str, ...], list[str]] = {}
+    for name, others in PROVED_BY.items():
+        covered.setdefault(others, []).append(known(name).name)
+    for others, names in covered.items():
+        proved = " or ".join(known(other).name for other in others)
+        yield f"{', '.join(names)}: not compiled separately. Every kernel that they start is one of {proved}."
 
 
 def _check(op: str | None, jobs: int | None) -> None:
@@ -126,16 +141,33 @@ def _prove_with_bar(
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the terminal; gives what moves it: what is being done, how far, and how far it goes."""
+    """A bar on the terminal, lines elsewhere; gives what moves it: what is being done, how far, and how far it goes."""
     errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield _plain_lines(errors)
+        return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # No refreshing thread: the work is forked, and a fork must not find a lock held by a thread.
-    with Progress(
-        *columns, console=errors, auto_refresh=False, transient=True, disable=not errors.is_terminal
-    ) as progress:
+    with Progress(*columns, console=errors, auto_refresh=False, transient=True) as progress:
         bar = progress.add_task("", total=None)
 
         def show(what: str, done: int, total: int) -> None:
             progress.update(bar, description=what, completed=done, total=total, refresh=True)
 
         yield show
+
+
+SECONDS_PER_LINE = 10.0
+
+
+def _plain_lines(errors: Console) -> Callable[[str, int, int], None]:
+    """For a pipe or a log: a line when another step begins, when it ends, and every ten seconds."""
+    shown, when = "", 0.0
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown, when
+        if what != shown or done == total or time.monotonic() >= when + SECONDS_PER_LINE:
+            shown, when = what, time.monotonic()
+            errors.out(f"{what}: {done} of {total}", highlight=False)
+
+    return show

@@ -125,8 +125,8 @@ HEADINGS = ("op", "variant", "card", "kernels", "cases", "worst", "RMS", "spelle
 NUMBERS = ("kernels", "cases", "worst", "RMS")
 
 
-def print_rows(rows: Sequence[RunRow], selected: Selection, console: Console) -> None:
-    """The table, then each fault and each thing left out with its reason, then one sentence on the whole."""
+def print_rows(rows: Sequence[RunRow], console: Console) -> None:
+    """The table, then each fault and what was not executed, with the reason."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
         numeric = heading in NUMBERS
@@ -138,9 +138,17 @@ def print_rows(rows: Sequence[RunRow], selected: Selection, console: Console) ->
         if row.reason:
             sign = "✗" if row.failed else "·"
             console.out(f"{sign} {row.op} {row.variant} on {target(row.sm).label}: {row.reason}", highlight=False)
-    for (card, op, reason), count in selected.left_out.items():
-        console.out(f"· {count} cases of {op} are none of {card}'s: {reason}", highlight=False)
-    console.out(summary(rows), highlight=False)
+
+
+def print_end(rows: Sequence[RunRow], selected: Selection, console: Console) -> None:
+    """What was left out and why, a line per op and reason; then what was right."""
+    cards: dict[tuple[str, str], Counter[str]] = {}
+    for gpu, case, reason, _ in selected.left_out:
+        cards.setdefault((case.op, reason), Counter())[gpu.name] += 1
+    for (op, reason), counts in sorted(cards.items()):
+        of_cards = ", ".join(f"{count} of {card}" for card, count in counts.items())
+        console.out(f"· left out, {op}: {of_cards}: {reason}", highlight=False)
+    console.out(summary(rows, selected), highlight=False)
 
 
 def _cells(row: RunRow) -> tuple[str, ...]:
@@ -154,13 +162,32 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}" if value else "0"
 
 
-def summary(rows: Sequence[RunRow]) -> str:
-    """One sentence on the whole."""
+def not_run(rows: Sequence[RunRow], selected: Selection) -> dict[str, list[str]]:
+    """Card → its variants of which no case ran; every card that has cases is there."""
+    entries = [entry for row in rows for entry in row.entries]
+    ran = {(e.gpu.name, e.unit.case.op, e.variant) for e in entries if e.outcome.left_out is None}
+    has = {(e.gpu.name, e.unit.case.op, e.variant) for e in entries}
+    has |= {(gpu.name, case.op, variant) for gpu, case, _, variant in selected.left_out if variant is not None}
+    found: dict[str, list[str]] = {card: [] for card, _, _ in sorted(has)}
+    for card, op, variant in sorted(has - ran):
+        found[card].append(f"{op} {variant}")
+    return found
+
+
+def summary(rows: Sequence[RunRow], selected: Selection) -> str:
+    """What was right, for the cards of which every variant ran; then the others, with what did not run."""
     if not any(row.ran for row in rows):
         return "Nothing was executed."
     units = {id(entry.unit): entry for row in rows for entry in row.ran}
     failed = {id(entry.unit) for row in rows for entry in row.failed}
+    missing = not_run(rows, selected)
+    whole = ", ".join(card for card, variants in missing.items() if not variants)
     where = " and ".join(dict.fromkeys(row.executed_on for row in rows)) or "nothing"
-    cards = ", ".join(dict.fromkeys(card for row in rows for card in row.cards))
     verdict = "all as the reference says" if not failed else f"{len(failed)} not as the reference says"
-    return f"{kernels_of(units.values())} kernels of {cards} executed in {len(units)} cases on {where}: {verdict}."
+    sentences = [f"{kernels_of(units.values())} kernels executed in {len(units)} cases on {where}: {verdict}."]
+    sentences += [f"Every variant ran of {whole}."] if whole else []
+    sentences += [
+        f"Not every variant ran of {card}; without {len(variants)}: {'; '.join(variants)}."
+        for card, variants in missing.items() if variants
+    ]  # fmt: skip
+    return "\n".join(sentences)

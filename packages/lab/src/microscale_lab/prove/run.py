@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from microscale.hardware import KNOWN, Gpu, known
+from microscale.hardware import REPRESENTATIVES, Gpu, known
 from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import proof_kernel
@@ -81,11 +81,12 @@ def prove(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> list[ProofRow]:
-    """Compile every kernel of ``source`` on ``gpus``, and hold each against its card.
+    """Compile every kernel of ``source`` on ``gpus``, and hold each against its card. ``all``: those that between them
+    start the kernels of all known cards.
 
     ``ops`` names the ops to prove, all when empty. ``jobs`` is the number of processes, one per core by default.
     """
-    tasks = gather(source, list(KNOWN) if gpus == "all" else gpus, ops)
+    tasks = gather(source, REPRESENTATIVES if gpus == "all" else gpus, ops)
     facts = _compile(tasks, jobs or usable_cores(), FactsCache(cache_dir), progress or (lambda done, total: None))
     return [check(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
 

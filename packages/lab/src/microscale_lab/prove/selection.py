@@ -7,10 +7,9 @@ kernels in the same grids with the same numbers share one execution.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ def quietly(what: str, done: int, total: int) -> None:
 CPU = "cpu"
 CUDA = "cuda"
 TOO_LARGE = "is too large for a CPU"
+NOT_NEEDED = "a smaller case starts the same functions in the same forms (--quick)"
 
 
 class Rehearsed(NamedTuple):
@@ -57,6 +57,16 @@ class CaseOnCard:
         return {start.kernel for start in self.launches}
 
 
+class LeftOut(NamedTuple):
+    """A case that is not executed for a card."""
+
+    gpu: Gpu
+    case: KernelCase
+    reason: str
+    variant: str | None
+    """What would run it; ``None``: the card has no such case."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """What is executed for which card, and what is not."""
@@ -64,8 +74,7 @@ class Selection:
     units: tuple[CaseOnCard, ...]
     standing: tuple[tuple[Gpu, int], ...]
     """For each case of each card the unit that is executed for it."""
-    left_out: Counter[tuple[str, str, str]]
-    """Card, op and reason → how many cases the card does not have."""
+    left_out: tuple[LeftOut, ...]
 
 
 def cases_of(ops: Sequence[str]) -> list[KernelCase]:
@@ -103,43 +112,49 @@ def select(gpus: Sequence[Gpu], cases: Iterable[KernelCase], device: str, progre
     units: dict[tuple[int, int, Any], int] = {}
     found: list[CaseOnCard] = []
     standing: list[tuple[Gpu, int]] = []
-    left_out: Counter[tuple[str, str, str]] = Counter()
+    left_out: list[LeftOut] = []
     listed = list(cases)
     # A card whose PTX also covers another card goes first.
     for gpu in sorted(gpus, key=lambda gpu: not has_own_ptx(gpu.sm)):
         for place, case in enumerate(listed):
             progress("selecting", place, len(listed))
-            reason = case.refuses(gpu) or (TOO_LARGE if case.large and device == CPU else None)
-            if reason is not None:
-                left_out[gpu.name, case.op, reason] += 1
+            if reason := case.refuses(gpu):
+                left_out.append(LeftOut(gpu, case, reason, None))
+                continue
+            if case.large and device == CPU:
+                left_out.append(LeftOut(gpu, case, TOO_LARGE, case.variant(gpu)))
                 continue
             # A large case takes seconds and gigabytes on a CPU to list what it starts: each card runs its own.
             unit = CaseOnCard(case, gpu, ()) if case.large else rehearse(case, gpu)
             if not unit.launches and not case.large:
-                left_out[gpu.name, case.op, "starts no kernel"] += 1
+                left_out.append(LeftOut(gpu, case, "starts no kernel", None))
                 continue
             key = (place, ptx_sm(gpu.sm), unit.launches or gpu.name)
             at = units.setdefault(key, len(found))
             if at == len(found):
                 found.append(unit)
             standing.append((gpu, at))
-    return Selection(tuple(found), tuple(standing), left_out)
+    return Selection(tuple(found), tuple(standing), tuple(left_out))
 
 
 def shorten(selected: Selection) -> Selection:
-    """As few executions as start every jit function in every form: each with every format of weights and KV."""
+    """As few executions as start every variant, and every jit function in every form: each with every format of
+    weights and KV."""
     seen: set[Any] = set()
     kept: list[int] = []
     by_size = sorted(range(len(selected.units)), key=lambda at: _size(selected.units[at]))
     for at in by_size:
         unit = selected.units[at]
         forms = {(unit.gpu.sm, *_form(kernel)) for kernel in unit.kernels}
+        forms.add((unit.gpu.sm, unit.case.op, unit.case.variant(unit.gpu)))
         if forms - seen:
             seen |= forms
             kept.append(at)
     place = {at: new for new, at in enumerate(kept)}
     standing = tuple((gpu, place[at]) for gpu, at in selected.standing if at in place)
-    return replace(selected, units=tuple(selected.units[at] for at in kept), standing=standing)
+    dropped = ((gpu, selected.units[at].case) for gpu, at in selected.standing if at not in place)
+    left_out = [LeftOut(gpu, case, NOT_NEEDED, case.variant(gpu)) for gpu, case in dropped]
+    return Selection(tuple(selected.units[at] for at in kept), standing, (*selected.left_out, *left_out))
 
 
 LEAST_PROGRAMS = 8

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from microscale.engine.quality_costs import QualityCost
 from microscale.planning.precision import PRECISIONS
 from microscale_lab.quality.run import REFERENCE, ChoiceResult
 
@@ -57,6 +59,16 @@ def as_markdown(rows: Sequence[ChoiceResult], title: str, circumstances: str) ->
         parts.append(f"| {task} | {' | '.join(f'{100 * row.by_task[task]:.0f} %' for row in plans)} |")
     away_rows = [f"- `{row.choice}` did not run: {short_reason(row)}." for row in rows if row.reason is not None]
     return "\n".join([*parts, "", *away_rows]).rstrip() + "\n"
+
+
+def as_costs(rows: Sequence[ChoiceResult], model: str, device: str, prompts: int, on_gpu: bool) -> list[QualityCost]:
+    """What ``--precision auto`` and ``explain`` need to know: the divergence of each precision, in two digits."""
+    today = str(datetime.date.today())
+    return [
+        QualityCost(model, row.choice, float(f"{row.distance.kl:.1e}"), device, on_gpu, prompts, today)
+        for row in rows
+        if row.choice in PRECISIONS and row.distance is not None
+    ]
 
 
 def short_reason(row: ChoiceResult) -> str:

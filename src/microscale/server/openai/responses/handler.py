@@ -88,7 +88,7 @@ class Responses:
         return generate(host, self._record, asked, [self._choice])
 
     def _begun(self, name: str) -> Response:
-        request = self._request
+        request, defaults = self._request, self._host.sampling
         thinks, text = request.reasoning, request.text
         wanted = None if text is None else text.format
         choice = request.tool_choice
@@ -108,14 +108,14 @@ class Responses:
                 "summary": None if thinks is None else thinks.summary,
             },
             store=request.store is not False,
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
             text={
                 "format": {"type": "text"} if wanted is None else _sent(wanted),
                 "verbosity": (None if text is None else text.verbosity) or "medium",
             },
             tool_choice=choice or "auto" if choice is None or isinstance(choice, str) else _sent(choice),
             tools=[_sent(tool) for tool in request.tools or [] if not isinstance(tool, PassedTool)],
-            top_p=1.0 if request.top_p is None else request.top_p,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
             truncation=request.truncation or "disabled",
             parallel_tool_calls=request.parallel_tool_calls is not False,
             max_tool_calls=request.max_tool_calls,
