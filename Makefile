@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-picture docs-reference docs-screens docs-serve quality coverage katex lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove prove-newest gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-picture docs-reference docs-screens docs-serve quality coverage katex lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -140,6 +140,16 @@ check: $(INSTALLED) lint ## Lint and the fast tests (under three minutes on two 
 prove: $(INSTALLED) $(OLD_INSTALLED) ## Compile every kernel for every architecture, with the pinned Triton and with 3.6.0
 	$(BIN)/microscale prove --gpu all --markdown docs/kernels.md
 	$(OLD)/bin/microscale prove --gpu all --markdown docs/kernels.md
+
+# Above the bounds of pyproject.toml too: whether they may be raised.
+NEWEST := .venv-newest
+prove-newest: ## Compile and execute every kernel with the newest torch and Triton
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(LOCKED) $(NEWEST)/bin/python server
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch triton
+	$(NEWEST)/bin/python $(EDITABLE)
+	$(NEWEST)/bin/microscale prove --gpu all --json >/dev/null
+	$(NEWEST)/bin/microscale prove --run --quick --device cpu --gpu all
 
 gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
 	$(BIN)/python -m pytest tests/gpu

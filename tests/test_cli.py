@@ -277,8 +277,9 @@ def test_unknown_options_are_usage_errors(microscale: Callable[..., Run]) -> Non
 
 
 def test_doctor_and_version(microscale: Callable[..., Run]) -> None:
-    run = microscale("doctor", "--json")
+    run = microscale("doctor", "--json", HF_HUB_OFFLINE="1")
     report = json.loads(run.stdout)
+    assert "gpt-oss-20b" in {model["model"] for model in report["models"]}
     assert run.returncode == (0 if report["ok"] else 1)
     assert {"Python", "torch", "triton", "ptxas", "Memory"} <= {f["name"] for f in report["findings"]}
     assert "torch" in microscale("doctor").stdout

@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import tomllib
 import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
+import huggingface_hub.constants
 import pytest
 import torch
 
@@ -23,13 +26,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def finding(name: str) -> Finding:
-    return next(f for f in doctor.examine() if f.name == name)
+    return next(f for f in doctor.examine(offline=True) if f.name == name)
 
 
 def test_a_machine_without_a_gpu_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    findings = doctor.examine()
+    findings = doctor.examine(offline=True)
     assert doctor.healthy(findings)
     assert [f.name for f in findings][:3] == ["Microscale", "Python", "torch"]
     assert finding("Driver").status is Severity.NOTE
@@ -57,7 +60,7 @@ def test_a_missing_package_is_broken_and_says_how_to_install_it(monkeypatch: pyt
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert finding("huggingface-hub").fix == "pip install 'huggingface-hub>=1.0'"
     assert finding("triton").fix == "pip install --upgrade 'triton>=3.6'"
-    assert not doctor.healthy(doctor.examine())
+    assert not doctor.healthy(doctor.examine(offline=True))
     # Without the server's packages the core is whole.
     assert finding("Server").status is Severity.NOTE
     assert finding("Server").value == "no fastapi"
@@ -69,7 +72,7 @@ def test_an_old_package_of_the_server_is_named_with_its_version(monkeypatch: pyt
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.7.6" if name == "llguidance" else real(name))
     assert finding("Server").value == "llguidance 1.7.6"
     assert finding("Server").status is Severity.NOTE
-    assert doctor.healthy(doctor.examine())
+    assert doctor.healthy(doctor.examine(offline=True))
 
 
 def test_the_server_of_a_tree_that_is_not_installed_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,17 +107,41 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_broken(monkeypatch: pytest.Monk
     assert "CUDA support" in (finding("GPU").fix or "")
 
 
-def test_a_driver_too_old_for_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_driver(monkeypatch, "450.00\n")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert "newer driver" in (finding("GPU").fix or "")
-
-
 def test_a_driver_that_fails_shows_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with_driver(monkeypatch, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9)
     assert finding("Driver").status is Severity.BROKEN
     assert "couldn't communicate" in finding("Driver").value
+
+
+@pytest.mark.parametrize(("version", "status"), [("580.65.06", Severity.OK), ("575.57.08", Severity.BROKEN)])
+def test_the_driver_is_held_against_what_torch_needs(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: Severity
+) -> None:
+    with_driver(monkeypatch, f"{version}\n")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = finding("Driver")
+    assert found.status is status
+    assert found.value == f"{version}; torch is built for CUDA 13.0, which needs 580 or newer"
+    assert (found.fix is None) == (status is Severity.OK)
+
+
+def hub_finding(monkeypatch: pytest.MonkeyPatch, address: str, *, offline: bool = False) -> Finding:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    return next(f for f in doctor.examine(offline=offline) if f.name == "Hub")
+
+
+def test_whether_the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as hub:  # answers 501
+        Thread(target=hub.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{hub.server_port}"
+        assert hub_finding(monkeypatch, address) == Finding("Hub", Severity.OK, f"{address} answers")
+        hub.shutdown()
+    gone = hub_finding(monkeypatch, "http://127.0.0.1:9")
+    assert gone.status is Severity.NOTE
+    assert "http://127.0.0.1:9 cannot be reached: " in gone.value
+    assert "HF_ENDPOINT" in (gone.fix or "")
+    assert "switched off" in hub_finding(monkeypatch, address, offline=True).value
+    assert "GB free for models in " in finding("Disk").value
 
 
 def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +155,16 @@ def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(hardware, "detect", detect)
     monkeypatch.setattr(hardware, "available_memory", lambda gpu, index: 100 * hardware.GIB)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
     assert (
         finding("GPU 0").value == "NVIDIA GB10, SM 12.1 (family sm120), 48 SMs, 100.0 of 120.0 GiB unified memory free"
     )
     assert (finding("GPU 0").status, finding("GPU 1").status) == (Severity.OK, Severity.NOTE)
+    for reached in (True, False):
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other, reached=reached: reached)
+        assert ("each reads the others' memory" in finding("Ranks").value) == reached
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert not any(f.name == "Ranks" for f in doctor.examine(offline=True))
 
 
 def one_gb10(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:
@@ -161,4 +194,4 @@ def test_a_triton_that_compiles_a_path_of_ours_wrong_is_a_note_with_the_report(
     assert found.status is Severity.NOTE
     assert address in found.value
     assert "grouped experts, block-scaled / dense GEMM, block-scaled" in found.value
-    assert doctor.healthy(doctor.examine())
+    assert doctor.healthy(doctor.examine(offline=True))

@@ -29,7 +29,7 @@ HEAVY = {"torch", "triton", "numpy", "microscale.hardware", "microscale.kernels.
         # the engine knows what it will load.
         ("serve --help", SERVER | NEVER | HEAVY),
         ("bench serve --help", SERVER | NEVER | HEAVY),
-        ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}),
+        ("doctor", (SERVER - {"tokenizers"}) | NEVER),
         (
             "explain demo --gpu b200",
             (SERVER - {"msgspec"}) | NEVER | {"microscale.server", "microscale.engine.process"},

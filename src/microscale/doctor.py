@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,6 +27,10 @@ from microscale.version import __version__
 
 # Distribution → minimum version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
+LEAST_DRIVER = {"12": 525, "13": 580}
+"""Major version of CUDA → the first driver that runs it."""
+HUB_S = 3.0
+"""How long the hub may take to answer."""
 # A line of Microscale's metadata that names a dependency and its least version.
 DEPENDENCY = re.compile(r"([\w-]+)>=([\d.]+)(?!.*extra ==)")
 
@@ -121,7 +127,19 @@ def _driver() -> Finding:
     if answer.returncode or not lines:
         output = (answer.stdout + answer.stderr).strip() or f"exit status {answer.returncode}"
         return Finding("Driver", Severity.BROKEN, output.splitlines()[0], "Reload or reinstall the NVIDIA driver.")
-    return Finding("Driver", Severity.OK, lines[0])
+    return _driver_for_torch(lines[0])
+
+
+def _driver_for_torch(version: str) -> Finding:
+    """The driver against what the installed torch was built for."""
+    cuda = torch.version.cuda
+    least = LEAST_DRIVER.get((cuda or "").partition(".")[0])
+    if least is None:
+        return Finding("Driver", Severity.OK, version)
+    value = f"{version}; torch is built for CUDA {cuda}, which needs {least} or newer"
+    if _version(version)[:1] >= (least,):
+        return Finding("Driver", Severity.OK, value)
+    return Finding("Driver", Severity.BROKEN, value, f"Install driver {least} or newer, or a torch for an older CUDA.")
 
 
 def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
@@ -167,13 +185,53 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
         yield _triton_faults(gpu, f"GPU {index}")
 
 
+def _ranks() -> Iterator[Finding]:
+    """What several GPUs can do together."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        return
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    reached = all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
+    access = "each reads the others' memory" if reached else "not all read each other's memory, so sums are slower"
+    yield Finding("Ranks", Severity.OK, f"{count} GPUs, and {access}; --tensor-parallel-size shares a model over them")
+
+
+def _hub(*, offline: bool) -> Iterator[Finding]:
+    """Whether models can be downloaded, and the room for them."""
+    try:
+        constants = importlib.import_module("huggingface_hub.constants")
+    except ImportError:
+        return  # reported with the packages
+    if offline:
+        yield Finding("Hub", Severity.NOTE, "downloads are switched off by HF_HUB_OFFLINE or MICROSCALE_OFFLINE")
+    else:
+        yield _reached(constants.ENDPOINT)
+    cache = Path(constants.HF_HUB_CACHE)
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    yield Finding("Disk", Severity.OK, f"{free / 1e9:.0f} GB free for models in {cache}")
+
+
+def _reached(address: str) -> Finding:
+    try:
+        with urllib.request.urlopen(address, timeout=HUB_S):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        fix = "Models on the disk run without it. HF_ENDPOINT names a mirror; HTTPS_PROXY names a proxy."
+        return Finding("Hub", Severity.NOTE, f"{address} cannot be reached: {reason}", fix)
+    return Finding("Hub", Severity.OK, f"{address} answers")
+
+
 def _memory() -> Finding:
     total, available = (size / hardware.GIB for size in hardware.system_memory())
     return Finding("Memory", Severity.OK, f"{available:.1f} of {total:.1f} GiB available")
 
 
-def examine() -> list[Finding]:
-    """All findings, in the order in which a user would fix them."""
+def examine(*, offline: bool = False) -> list[Finding]:
+    """All findings, in the order in which a user would fix them. ``offline``: do not try to reach the hub."""
     driver = _driver()
     return [
         Finding("Microscale", Severity.OK, __version__),
@@ -183,7 +241,9 @@ def examine() -> list[Finding]:
         _ptxas(),
         driver,
         *_gpus(driver.status is Severity.OK),
+        *_ranks(),
         _memory(),
+        *_hub(offline=offline),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from torch import Tensor
 from microscale.hardware import cpu
 from microscale.models.embedded import embedded_folder
 from microscale.models.families import AnyModel, build_model, open_weights
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig, to_hugging_face
 from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.ops import Activations, Ops, Preference, RankSums
 from microscale.planning.precision import make_precision
 from microscale.planning.ranks import ALONE
-from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support import containers, tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.forward import all_logits
 from support.thread_ranks import ThreadRank, run_ranks
 
@@ -56,6 +58,22 @@ def embedded(folder: Path) -> Path:
     return embedded_folder()
 
 
+def plain_gpt_oss(folder: Path) -> Path:
+    return tiny_checkpoints.write_plain(folder, tiny_checkpoints.CASES["all_experts"])
+
+
+def quantised(name: str, config: Qwen3MoeConfig) -> Callable[[Path], Path]:
+    """A container of Qwen3-MoE."""
+
+    def write(folder: Path) -> Path:
+        stored, _ = containers.quantise(tiny_qwen3_moe.random_qwen3_moe(config), containers.CONTAINERS[name])
+        return containers.write(folder, to_hugging_face(config), stored, containers.CONTAINERS[name])
+
+    return write
+
+
+PUBLISHED = tiny_qwen3_moe.CASES["as_published"]
+WIDE = replace(PUBLISHED, hidden=256, intermediate=256, head_dim=128, num_heads=4, num_kv_heads=2)
 CASES: dict[str, tuple[Written, int]] = {
     "embedded, 2 ranks": (embedded, 2),
     "embedded, two ranks to a KV head": (embedded, 4),
@@ -67,10 +85,15 @@ CASES: dict[str, tuple[Written, int]] = {
     "Gemma, keys are values, BF16": (gemma4("shared_kv"), 4),
     "Gemma, untied": (gemma4("own_values"), 3),
     "Gemma, all experts": (gemma4("all_experts", mxfp8=True), 2),
+    "gpt-oss, BF16": (plain_gpt_oss, 2),
+    "Qwen3 in NVFP4, a scale for each matrix": (quantised("compressed-nvfp4", PUBLISHED), 2),
+    "Qwen3 in FP8, a scale for each row": (quantised("compressed-fp8-rows", PUBLISHED), 4),
+    "Qwen3 in mixed precision, FP8 with a scale for each matrix": (quantised("modelopt-mixed", PUBLISHED), 2),
+    "Qwen3 in FP8 with blocks": (quantised("fp8-blocks", WIDE), 2),
     "Qwen3": (qwen3_moe("as_published"), 4),
     "Qwen3, experts apart, tied": (qwen3_moe("odd_groups_tied", apart=True), 3),
 }
-BF16_EXPERTS = ("Gemma, keys are values, BF16", "Gemma, untied", "Qwen3", "Qwen3, experts apart, tied")
+BF16_EXPERTS = ("gpt-oss, BF16", "Gemma, keys are values, BF16", "Gemma, untied", "Qwen3", "Qwen3, experts apart, tied")
 """They run in no format of their own."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from support.live_server import KEY, Live, live
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "8"))
+MIB = 2**20
 
 
 def engine_of(server: Live) -> int:
@@ -144,3 +148,57 @@ def test_a_stopped_engine_is_reported_and_ended(tmp_path: Path, restarts: int) -
             assert "was stopped" in health(server)[1]
             assert server.process.wait(20) == 1
         assert has_ended(engine)
+
+
+def unread(server: Live, method: str, path: str, body: bytes = b"", times: int = 1) -> socket.socket:
+    """A client that sends a request, or many at once, and reads nothing."""
+    where = urlsplit(server.address)
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((where.hostname, where.port))
+    made.setblocking(False)
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    made.send((f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body) * times)
+    return made
+
+
+def resident(server: Live) -> int:
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(120 * (1 + ROUNDS))
+def test_soak_with_stopped_engines_and_clients_that_do_not_read(tmp_path: Path) -> None:
+    """In each round, half of the clients never read, and the engine is stopped or killed. ``SOAK_ROUNDS`` sets how many
+    rounds there are, of 20 seconds each."""
+    endless = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": True}).encode()
+    limits = {"write_timeout_s": 2.0}
+    with live(tmp_path / "log", restart_engine=ROUNDS, limits=limits, keys=[KEY]) as server:
+        load, sizes = Load(server, 8), []
+        try:
+            for number in range(ROUNDS):
+                num_whole, engine = load.num_whole, engine_of(server)
+                wait_for(lambda at=num_whole: load.num_whole > at + 8)  # type: ignore[misc]
+                clients = [unread(server, "POST", "/v1/completions", endless) for _ in range(40)]
+                clients += [unread(server, "GET", "/metrics", times=2000) for _ in range(6)]
+                num_whole, num_closed = load.num_whole, server.log.read_text().count("has not read")
+                wait_for(lambda at=num_whole: load.num_whole > at + 8)  # type: ignore[misc]
+                wait_for(lambda at=num_closed: server.log.read_text().count("has not read") >= at + 6)  # type: ignore[misc]
+                os.kill(engine, signal.SIGKILL if number % 2 else signal.SIGSTOP)
+                wait_for(lambda: health(server)[0] == 503)
+                wait_for(lambda: health(server)[0] == 200)
+                assert has_ended(engine)
+                for client in clients:
+                    client.close()
+                sizes.append(resident(server))
+        finally:
+            load.end()
+        assert set(load.errors) == {"engine_died"}
+        assert len(load.errors) <= 8 * ROUNDS
+        wait_for(lambda: httpx.get(f"{server.address}/load", headers=HEADERS).json()["server_load"] == 0)
+        assert sizes[-1] < sizes[0] + 40 * MIB, sizes
+        engine = engine_of(server)
+        server.terminate()
+        assert server.process.wait(20) == 0
+        assert has_ended(engine)
+        assert "Traceback" not in server.log.read_text()

@@ -34,6 +34,9 @@ def test_the_engines_document_is_returned_field_by_field() -> None:
     assert found.items() >= {key: DOCUMENT[key] for key in ("gpu", "precision", "decisions", "memory")}.items()
     assert found["predicted"] == [POINT]
     assert "speculative" not in found
+    offers = [{"precision": "fast", "tok_s": 71.0, "kl": None}]
+    told = reply(json.dumps({**DOCUMENT, "precisions": offers, "precisions_line": "exact 41.0, fast 71.0"}))
+    assert (told["precisions"], told["precisions_line"]) == (offers, "exact 41.0, fast 71.0")
     drafts = {"method": "ngram", "length": "auto"}
     assert reply(json.dumps({**DOCUMENT, "speculative": drafts}))["speculative"] == drafts
 

@@ -7,13 +7,14 @@ context that a prompt soon leaves, and activations that reach the clamp of the g
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from microscale.formats import MXFP4, encode
+from microscale.formats import MXFP4, BlockScaled, decode, encode
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import ORIGINAL_RMS_EPSILON, GptOssConfig, alternating, to_hugging_face
 from microscale.models.rope import YarnRope
@@ -229,6 +230,19 @@ def write_hf(
     if shards > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
         _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
+    return folder
+
+
+def write_plain(folder: Path, config: GptOssConfig, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """The checkpoint of ``write_hf`` as a fine-tune that was not quantised again: experts ``[E, K, rows]``, the other
+    way round."""
+    tensors = random_tensors(config, seed)
+    for blocks in [name for name in tensors if name.endswith("_blocks")]:
+        name = blocks.removesuffix("_blocks")
+        coded = BlockScaled(tensors.pop(blocks).flatten(-2), tensors.pop(f"{name}_scales"), MXFP4)
+        tensors[name] = decode(coded).transpose(1, 2)
+    _write_shards(folder, {name: tensor.to(dtype) for name, tensor in tensors.items()}, 1, "")
+    _write_json(folder / "config.json", to_hugging_face(replace(config, expert_format="bf16")))
     return folder
 
 

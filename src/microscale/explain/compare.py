@@ -45,7 +45,7 @@ def _row(report: Report) -> tuple[str, ...]:
 
 
 def _card(report: Report) -> str:
-    return report.setup.gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return report.setup.gpu.name.partition(" (")[0].removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def _notes(reports: Sequence[Report]) -> Iterator[str]:

@@ -43,8 +43,6 @@ class Question:
     model: str
     gpu: str | None = None
     """A known card; ``None``: this machine's."""
-    gpu_spec: str | None = None
-    """A card that is not known, in place of ``gpu``: ``sms=84,gbs=960,gib=16,capability=12.0``."""
     precision: Precision = EXACT
     preference: Preference = field(default_factory=Preference)
     context: int | None = None
@@ -58,6 +56,8 @@ class Question:
     offline: bool = False
     tensor_parallel_size: int = 1
     """Ranks that share the model, each on its own card. The report is on the first rank, which holds most."""
+    gpu_spec: str | None = None
+    """A card that is not known, in place of ``gpu``: ``sms=84,gbs=960,gib=16,capability=12.0``."""
 
 
 @dataclass(frozen=True)

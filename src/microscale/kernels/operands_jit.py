@@ -173,7 +173,11 @@ def dot(w, x, acc, PLAIN: tl.constexpr):
 
 @triton.jit
 def dot_scaled(w, w_scale, x, x_scale, acc, PLAIN: tl.constexpr):
-    """acc [N, M] += W [N, K] @ x [M, K].T, both E4M3 under scales per 32 columns."""
+    """acc [N, M] += W [N, K] @ x [M, K].T, both E4M3 under scales per 32 columns.
+
+    Triton 3.8 and 3.9 read uint8 scales per 16 columns as E8M0 too, without a word: such scales are E4M3 (NVFP4).
+    """
+    tl.static_assert(w.shape[1] == 32 * w_scale.shape[1], "uint8 scales are E8M0, one for 32 columns")
     if PLAIN:
         x = decode_e4m3(x, x_scale).trans()
         return tl.dot(decode_e4m3(w, w_scale), x, acc, input_precision="ieee")

@@ -27,6 +27,7 @@ _ALIKE = {
     "qwen3-30b-a3b": re.compile(r"qwen3-?30b"),
 }
 _PRESET_OF = {hub_id.lower(): preset for preset, hub_id in PUBLISHED.items()}
+READ_FORMATS = "BF16, FP8, MXFP8, MXFP4 and NVFP4"
 _METHODS = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -70,17 +71,18 @@ def refuse_architecture(source: str, config: Mapping[str, Any]) -> None:
     raise Unsupported(f"{source}: {kind} is not supported. {RUNS}, for example {_example()}.")
 
 
-def refuse_format(source: str, config: Mapping[str, Any], method: str, detail: str = "") -> NoReturn:
+def refuse_format(
+    source: str, config: Mapping[str, Any], method: str, detail: str = "", reads: str = READ_FORMATS
+) -> NoReturn:
     """Raise that weights which are quantised in this way are not read. ``config``: the whole config.json."""
     name = _METHODS.get(method, method)
-    if "nvfp4" in detail.lower():
-        detail, name = name, "NVFP4"
-    elif method == "modelopt" and detail:
-        detail, name = name, detail
+    detail = "NVFP4" if detail == "nvfp4-pack-quantized" else detail
+    if detail and (method == "modelopt" or detail == "NVFP4"):
+        name, detail = detail, name
     shown = f"{name} ({detail})" if detail else name
     raise Unsupported(
-        f"{source}: the weights are in {shown}, which Microscale does not read; it reads BF16, FP8, MXFP8, MXFP4 and "
-        f"NVFP4. {_instead(source + ' ' + str(config.get('_name_or_path', '')))}"
+        f"{source}: the weights are in {shown}, which Microscale does not read; it reads {reads}. "
+        f"{_instead(source + ' ' + str(config.get('_name_or_path', '')))}"
     )
 
 

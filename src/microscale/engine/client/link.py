@@ -106,7 +106,9 @@ class EngineLink:
         return self._frames.reader.keeps_up
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        """Send, unless the connection has ended, which is reported elsewhere."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     async def flush(self) -> None:
         """Wait while the process does not read. A broken connection is reported elsewhere."""

@@ -180,7 +180,7 @@ def _expert_format(file: JsonObject) -> str:
     method = quantization.require("quant_method", str)
     if method != "mxfp4":
         detail = quantization.data.get("quant_algo") or quantization.data.get("format") or ""
-        refuse_format(quantization.source, file.data, method, str(detail))
+        refuse_format(quantization.source, file.data, method, str(detail), "gpt-oss in MXFP4 and in BF16")
     return method
 
 

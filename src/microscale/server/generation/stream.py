@@ -13,6 +13,7 @@ from microscale.engine.client.client import EngineClient
 from microscale.engine.client.stream import Stream
 from microscale.engine.output import Output
 from microscale.engine.request import Request
+from microscale.errors import EngineDied
 from microscale.server import error_texts
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
@@ -48,7 +49,7 @@ async def generate(
 
     If there is one choice and a ``fast_path``, plain tokens take it and appear in no step.
     """
-    streams = await _submit_all(await host.running_engine(), asked)
+    streams = await _submit_all(host, asked)
     clock = _Clock(host, record, len(choices))
     if fast_path is not None and len(streams) == 1:
         streams[0].tap(partial(_take_plain, fast_path, choices[0], clock))
@@ -145,7 +146,18 @@ def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, token:
     return True
 
 
-async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[Stream]:
+async def _submit_all(host: Host, asked: Sequence[Request]) -> list[Stream]:
+    """Submit to the engine, or to the one that replaces it if it dies before it has taken them."""
+    while True:
+        engine = await host.running_engine()
+        try:
+            return await _submit_to(engine, asked)
+        except EngineDied:
+            if not host.restarts_left:
+                raise
+
+
+async def _submit_to(engine: EngineClient, asked: Sequence[Request]) -> list[Stream]:
     """Submit all or none: if one is refused, the others are withdrawn."""
     if len(asked) == 1:
         return [await engine.submit(asked[0])]

@@ -58,7 +58,7 @@ def _models(report: Mapping[str, Any]) -> Iterator[str]:
             continue
         work = row["context"] if row["kind"] == "prefill" else row["batch"]
         what = f"prefill {row['context']}" if row["kind"] == "prefill" else f"decode, {row['batch']} x {row['context']}"
-        rates = [f"{work / row[name] * 1e6:.1f}" for name in ("us", "predicted_us")]
+        rates = ["" if row[name] is None else f"{work / row[name] * 1e6:.1f}" for name in ("us", "predicted_us")]
         interval = " | "
         if row["low_us"] is not None:
             slow, fast = (f"{work / row[name] * 1e6:.1f}" for name in ("high_us", "low_us"))

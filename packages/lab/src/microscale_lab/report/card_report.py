@@ -164,6 +164,8 @@ def predicted(case: ModelCase, gpu: Gpu) -> dict[str, float | None]:
     precision = PRECISIONS[case.precision]
     report = explain(Question(case.model, card_name(gpu), precision, context=case.context, batch=case.batch))
     point = report.asked if case.kind is Phase.DECODE else report.prompt
+    if point is None:  # by the estimate of its memory it does not fit, and yet it ran
+        return {"predicted_us": None, "low_us": None, "high_us": None}
     work = case.batch if case.kind is Phase.DECODE else case.context
     low, high = (rate and round(work / rate * 1e6, 1) for rate in (point.high, point.low))
     return {"predicted_us": round(point.us, 1), "low_us": low, "high_us": high}
