@@ -238,7 +238,7 @@ def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 def test_what_is_started(fmt: str, gpu: Gpu) -> None:
     """Programmatic launch where the card has it, matrix instructions promised, wgmma where the card has
     it: for MXFP8 in resident programs alone."""
