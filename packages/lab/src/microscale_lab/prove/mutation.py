@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -110,14 +110,16 @@ def _targets(gpu: Gpu, ops: Sequence[str], progress: Progress) -> list[_Target]:
     selected = select([gpu], cases_of(ops), CPU, progress)
     quick = {id(unit) for unit in shorten(selected).units}
     by_size = sorted(selected.units, key=lambda unit: (id(unit) not in quick, unit_size(unit)))
-    reached = {fn: callees(fn) for fn in {kernel.fn for unit in by_size for kernel in unit.kernels}}
     using: dict[Any, list[tuple[CaseOnCard, bool]]] = defaultdict(list)
     for unit in by_size:
-        for fn in set().union(*(reached[kernel.fn] for kernel in unit.kernels)):
+        for fn in set().union(*(_reached(kernel.fn) for kernel in unit.kernels)):
             if fn.__module__.startswith("microscale."):
                 using[fn].append((unit, id(unit) in quick))
     found = [_Target(fn, gpu, tuple(units)) for fn, units in using.items()]
     return sorted(found, key=lambda target: (target.fn.__module__, target.fn.__name__))
+
+
+_reached = cache(callees)
 
 
 def _sample(found: Sequence[tuple[Mutant, _Target]], size: int, seed: int) -> list[tuple[Mutant, _Target]]:
@@ -129,7 +131,7 @@ def _sample(found: Sequence[tuple[Mutant, _Target]], size: int, seed: int) -> li
     return [each for each in chain.from_iterable(zip_longest(*columns)) if each is not None][:size]
 
 
-def _try(mutant: Mutant, target: _Target, cache: PtxCache, log: IO[bytes]) -> dict[str, Any]:
+def _try(mutant: Mutant, target: _Target, kept: PtxCache, log: IO[bytes]) -> dict[str, Any]:
     """In a process of its own: ``fn`` stays as it is only between compilations."""
     torch.set_num_threads(1)
     fn, sm, original = target.fn, target.gpu.sm, target.fn.src
@@ -143,7 +145,7 @@ def _try(mutant: Mutant, target: _Target, cache: PtxCache, log: IO[bytes]) -> di
             apply(fn, original)
 
     def executed(kernel: TritonKernel, sm: int) -> tuple[str, int]:
-        return changed.get(cache_key(kernel, sm)) or cache.compiled(kernel, sm)
+        return changed.get(cache_key(kernel, sm)) or kept.compiled(kernel, sm)
 
     kernels: dict[str, TritonKernel] = {}
     ran, unknown = 0, ""  # cases; why others do not count
@@ -151,7 +153,7 @@ def _try(mutant: Mutant, target: _Target, cache: PtxCache, log: IO[bytes]) -> di
         if time.process_time() > MUTANT_LIMIT_S:
             unknown = f"no further case was tried after {MUTANT_LIMIT_S:g} s"
             break
-        uses = {cache_key(k, sm): k for k in map(proof_kernel, unit.kernels) if fn in callees(k.fn)}
+        uses = {cache_key(k, sm): k for k in map(proof_kernel, unit.kernels) if fn in _reached(k.fn)}
         kernels |= uses
         for key, kernel in uses.items():
             if key not in changed:
@@ -159,14 +161,14 @@ def _try(mutant: Mutant, target: _Target, cache: PtxCache, log: IO[bytes]) -> di
                     made = compiled(kernel, mutant.source)
                 except Exception as error:  # whatever the compiler raises: the mutant is no program
                     return {"outcome": INVALID, "why": reason(error, ""), "of": len(target.units)}
-                same = without_lines(made[0]) == without_lines(cache.compiled(kernel, sm)[0])
+                same = without_lines(made[0]) == without_lines(kept.compiled(kernel, sm)[0])
                 changed[key] = None if same else made
         if all(changed[key] is None for key in uses):
             continue
         outcome = _execute(unit, executed)
         unknown = outcome.left_out or unknown
         ran += outcome.left_out is None
-        if outcome.fault is not None and _execute(unit, cache.compiled).fault is None:
+        if outcome.fault is not None and _execute(unit, kept.compiled).fault is None:
             named = f"{unit.case.op}, {unit.case.variant(unit.gpu)}: {unit.case.name}"
             counts = {"case": named, "quick": quick, "ran": ran, "of": len(target.units)}
             return {"outcome": KILLED, "why": outcome.fault, **counts}
