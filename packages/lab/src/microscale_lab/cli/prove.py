@@ -38,13 +38,13 @@ def prove(
     ] = False,
     mutate: Annotated[
         Path | None,
-        typer.Option(
+        measurement_option(
             help="Break kernels by one small change at a time, and count the changes that no case notices. One JSON "
             "line per change goes to this file; the next run goes on from there."
         ),
     ] = None,
-    sample: Annotated[int | None, typer.Option(help="With --mutate: number of changes. Default: 100.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --mutate: seed of the sample. Default: 0.")] = None,
+    sample: Annotated[int | None, measurement_option(help="With --mutate: number of changes. Default: 100.")] = None,
+    seed: Annotated[int | None, measurement_option(help="With --mutate: seed of the sample. Default: 0.")] = None,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
 
