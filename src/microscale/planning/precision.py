@@ -106,8 +106,12 @@ class Precision:
 
     def named(self, name: str) -> Precision:
         """Another of ``PRECISIONS`` with what the user changed of this one."""
-        own = ("chosen", "moe_activations", "kv_cache_dtype")
-        return replace(PRECISIONS[name], **{field: getattr(self, field) for field in own})
+        return replace(
+            PRECISIONS[name],
+            chosen=self.chosen,
+            moe_activations=self.moe_activations,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
     def options(self) -> dict[str, Any]:
         """The options of ``EngineConfig`` that give this precision: see ``make_precision``."""
@@ -183,8 +187,8 @@ def make_precision(
         if chosen.get(layer, fmt) != fmt:
             raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
         chosen[layer] = fmt
-    changed = {"moe_activations": moe_activations, "kv_cache_dtype": kv_cache_dtype}
-    return replace(PRECISIONS.get(name, Precision(AUTO)), chosen=tuple(chosen.items()), **changed)
+    base = PRECISIONS.get(name, Precision(AUTO))
+    return replace(base, chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype)
 
 
 def _one_of(option: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:

@@ -47,9 +47,9 @@ class _Document(Struct, frozen=True):
     gpu: str
     precision: str
     decisions: Raw
+    memory: Raw
     precisions: Raw = Raw(b"[]")
     precisions_line: str = ""
-    memory: Raw
     predicted: Raw = Raw(b"[]")
     speculative: Raw | UnsetType = UNSET
 
