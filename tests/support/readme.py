@@ -65,6 +65,12 @@ TABLE = {
         "explain gpt-oss-120b --gpu gb10 --precision balanced",
         r"(?m)^speed +[\d.]+ \([\d.]+-[\d.]+\) tokens per",
     ),
+    ".venv/bin/microscale explain gpt-oss-20b --gpu 4080 --gpu 3090": How(
+        Kind.PLAIN, "explain gpt-oss-20b --gpu 4080 --gpu 3090", r"(?m)^RTX 3090 +exact .*\([\d.]+-[\d.]+\)"
+    ),
+    ".venv/bin/microscale explain gpt-oss-120b --gpu gb10 --precision all": How(
+        Kind.PLAIN, "explain gpt-oss-120b --gpu gb10 --precision all", r"(?m)^GB10 +fast .*\([\d.]+-[\d.]+\)"
+    ),
     ".venv/bin/microscale bench gpt-oss-20b --load-format dummy": How(Kind.PLAIN, f"bench {REAL}", "tok/s"),
     ".venv/bin/microscale doctor": How(Kind.PLAIN, "doctor", "NVIDIA"),
     ".venv/bin/microscale quality --choice balanced --choice fast": How(
