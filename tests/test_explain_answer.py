@@ -143,3 +143,14 @@ def test_why_has_one_set_of_microseconds() -> None:
     text = run("gpt-oss-120b", "--gpu", "gb10", "--why")[1]
     assert "us a step" not in text
     assert re.search(r"share of a step: experts \d+%", " ".join(text.split()))
+
+
+def test_no_speed_is_shown_for_a_cpu() -> None:
+    """Estimates for a CPU only rank kernels."""
+    status, text = run("demo")
+    assert status == 0
+    assert "not predicted for a CPU; --gpu NAME answers for a card" in text
+    assert "a GPU: --gpu NAME says how fast" in text
+    compared = run("demo", "--precision", "all")[1]
+    assert compared.count("not predicted") == 3
+    assert "tokens per second" not in text

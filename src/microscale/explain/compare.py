@@ -38,8 +38,11 @@ def compare_lines(reports: Sequence[Report]) -> Iterator[str]:
 
 def _row(report: Report) -> tuple[str, ...]:
     memory, asked, prompt = report.memory, report.asked, report.prompt
+    if report.setup.gpu.is_cpu:  # its times only rank kernels
+        asked = prompt = None
+    missing = "does not fit" if report.refusal is not None else "not predicted"
     size = f"{gib(memory.needed)} of {gib(memory.usable)}"
-    speed = "does not fit" if asked is None else rate_cell(asked)
+    speed = missing if asked is None else rate_cell(asked)
     first_token = "-" if prompt is None else time_text(prompt.us)
     return _card(report), report.setup.precision.name, size, speed, first_token
 
@@ -51,7 +54,7 @@ def _card(report: Report) -> str:
 def _notes(reports: Sequence[Report]) -> Iterator[str]:
     """What the speeds are based on, what precisions cost, what others publish."""
     for report in reports:
-        if report.asked is not None:
+        if report.asked is not None and not report.setup.gpu.is_cpu:
             yield f"{_card(report)}: {BASES[report.asked.basis]}"
     if any(report.setup.precision.name != "exact" for report in reports):
         yield from (costs_text(report.outline.name, report.offers) for report in reports if report.offers)
