@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 
 from microscale import hardware
-from microscale.engine.loading import cpu_speed
 from microscale.explain.models_here import models_here, on_disk
+from microscale.planning import cpu_rates
 
 HUB_ID = "openai/gpt-oss-20b"
 
@@ -33,8 +33,8 @@ def test_an_rtx_5090_holds_20b_but_not_120b(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_cpu_has_the_speed_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "present", hardware.cpu)
     monkeypatch.setattr(hardware, "available_memory", lambda gpu: 32 * hardware.GIB)
-    monkeypatch.setattr(cpu_speed, "read_rate", lambda: 10e9)
-    monkeypatch.setattr(cpu_speed, "decode_rate", lambda name: 10e6)
+    monkeypatch.setattr(cpu_rates, "read_rate", lambda: 10e9)
+    monkeypatch.setattr(cpu_rates, "decode_rate", lambda name: 10e6)
     small = next(models_here())
     assert small.model == "gpt-oss-20b"
     if small.fits:  # on a machine whose total memory is large enough
@@ -45,7 +45,9 @@ def test_a_cpu_has_the_speed_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_is_on_the_disk_when_all_of_its_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = huggingface_hub.try_to_load_from_cache
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *of: real(*of, cache_dir=tmp_path))
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda repo, name: real(repo, name, cache_dir=tmp_path)
+    )
     assert on_disk(HUB_ID) == "no"
     repository = tmp_path / "models--openai--gpt-oss-20b"
     snapshot = repository / "snapshots" / "abc"

@@ -13,7 +13,8 @@ from microscale.hardware import cpu
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.planning import quantise
 from microscale.planning.ops import Activations, Ops, Preference
-from microscale.planning.precision import LAYERS, PRECISIONS, make_precision
+from microscale.planning.option_values import LAYER_FORMATS, LAYERS, PRECISION_NAMES
+from microscale.planning.precision import BITS, PRECISIONS, make_precision
 from microscale.planning.quantise import convert, format_name, take_rows
 from support.live_bytes import LiveBytes
 
@@ -158,3 +159,8 @@ def test_a_bound_layer_computes_with_the_weights_of_its_format() -> None:
         "router", DenseWeights(weight)
     )
     assert torch.equal(router(x.float()), x.float() @ weight.float().T)
+
+
+def test_the_command_line_takes_the_names_that_there_are() -> None:
+    assert tuple(PRECISIONS) == PRECISION_NAMES
+    assert set(LAYER_FORMATS) == set(BITS)

@@ -87,8 +87,8 @@ def described(parameter: Any, ctx: Any) -> tuple[str, str]:
         name += " " + _KINDS.get(f"<{kind}", kind.rstrip(">"))
     if parameter.param_type_name == "argument":
         name = _argument(parameter)
-    text, facts = re.fullmatch(r"(.*?)(?: {2}\[([^][]*)\])?", meaning, re.DOTALL).groups()
-    for fact in (facts or "").split("; "):
+    text, _, facts = re.sub(r"(?: {2}|^)\[([^][]*)\]$", r"\0\1", meaning).partition("\0")
+    for fact in facts.split("; "):
         if fact.startswith("default: "):
             text += f" Default: {_switched(parameter, fact[9:])}."
         elif limits := re.fullmatch(r"([\d.]+)<=x<=([\d.]+)", fact):

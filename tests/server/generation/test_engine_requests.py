@@ -15,7 +15,7 @@ from microscale.server.options import RequestLimits, SamplingDefaults
 from microscale.server.requests.sampling import SamplingFields
 from support.live_server import KEY, live
 
-OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+OWN: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
