@@ -118,7 +118,9 @@ def test_explain_exits_by_whether_the_model_fits(microscale: Callable[..., Run])
     assert json.loads(fits.stdout)["memory"]["max_context"] == 131072
     assert json.loads(refused_.stdout)["memory"]["max_context"] == 0
     text = microscale("explain", "gpt-oss-120b", "--gpu", "gb10", "--precision", "balanced", "--batch", "4").stdout
-    assert "triton_w4a8" in text
+    why = ("explain", "gpt-oss-120b", "--gpu", "gb10", "--precision", "balanced", "--why")
+    assert "triton_w4a8" not in text
+    assert "triton_w4a8" in microscale(*why).stdout
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
 

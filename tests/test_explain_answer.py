@@ -89,7 +89,8 @@ def test_a_described_card_gets_an_estimate_without_an_interval() -> None:
     assert spec in found["head"].replace(" ", "")
     assert found["speed"].endswith("roofline estimate without an interval")
     assert "(" not in found["speed"]
-    estimate, known = (explain(Question("gpt-oss-20b", **card)).asked for card in ({"gpu_spec": spec}, {"gpu": "4090"}))
+    questions = (Question("gpt-oss-20b", gpu_spec=spec), Question("gpt-oss-20b", "4090"))
+    estimate, known = (explain(question).asked for question in questions)
     assert estimate is not None
     assert known is not None
     assert estimate.low is None

@@ -51,7 +51,7 @@ def test_make_targets_exist() -> None:
 
 @pytest.mark.parametrize("name", ["explain", "doctor"])
 def test_commands_that_need_no_gpu(name: str) -> None:
-    (how,) = (how for how in TABLE.values() if how.arguments.split()[:1] == [name])
+    how = next(how for how in TABLE.values() if how.arguments.split()[:1] == [name])
     done = subprocess.run(
         [sys.executable, "-m", "microscale", *shlex.split(how.arguments)], capture_output=True, text=True, check=False
     )

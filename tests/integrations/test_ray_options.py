@@ -19,7 +19,13 @@ from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, De
 from microscale.server.options import RequestLimits
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"host", "port", "api_key"} | {"nnodes", "node_rank", "master_addr", "master_port", "rank_secret_file"}
+ELSEWHERE = {"host", "port", "api_key", "restart_engine"} | {
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rank_secret_file",
+}
 """Options of ``microscale serve`` that Ray has its own for, that a cluster must not be shown, or that make one model of
 several machines."""
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from microscale.errors import Unsupported
-from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.cards import SM90
 from microscale.hardware.tiles.gemm import GemmTile
@@ -40,9 +40,10 @@ def run(
 
 FORMATS = [(case, "mxfp4") for case in CASES] + [(case, "mxfp8") for case in SOME]
 IDS = [f"{fmt}, {case.name}" for case, fmt in FORMATS]
+NVFP4_IDS = [f"nvfp4, {case.name}" for case in SOME]
 
 
-@pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)
+@pytest.mark.parametrize("case, fmt", [*FORMATS, *((case, "nvfp4") for case in SOME)], ids=[*IDS, *NVFP4_IDS])
 def test_bf16_activations(case: ExpertsInput, fmt: str) -> None:
     problem = ExpertsProblem.of(case, fmt, "cpu")
     # Roundings to bf16: h, the parts of each expert, and the result.
@@ -70,7 +71,7 @@ def test_other_tiles_give_the_same(block_m: int, block_n: int, block_scaled: boo
     check_rounded(second, first.float(), "bf16", 1)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 def test_order_of_columns_for_whole_tiles(fmt: str) -> None:
     """On wgmma and tcgen05 the tokens are permuted in registers. The interpreter has no programmatic launches."""
     problem = ExpertsProblem.of(ExpertsInput("whole", 5, num_experts=2, hidden=96, intermediate=160), fmt, "cpu")
@@ -104,19 +105,21 @@ def test_a_broken_token_shows_and_stays_alone() -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def unpack_kernel(  # type: ignore[no-untyped-def]
-    words_ptr, scales_ptr, out_ptr, out_scale_ptr, BITS: tl.constexpr, MX: tl.constexpr, QUADS: tl.constexpr
-):
+    words_ptr, scales_ptr, out_ptr, out_scale_ptr, BITS: tl.constexpr, NVFP4: tl.constexpr, MX: tl.constexpr,
+    QUADS: tl.constexpr,
+):  # fmt: skip
     q = tl.load(words_ptr + tl.arange(0, 32 * BITS)).reshape(1, 32 * BITS).to(tl.uint32, bitcast=True)
     if BITS == 8 and not MX:  # the bf16 path loads the groups apart and joins them
         q = q.reshape(1, 2, 128).permute(0, 2, 1)
-    s = tl.load(scales_ptr + tl.arange(0, 8)).reshape(1, 8).to(tl.uint32, bitcast=True)
+    SCALES: tl.constexpr = 16 if NVFP4 else 8
+    s = tl.load(scales_ptr + tl.arange(0, SCALES)).reshape(1, SCALES).to(tl.uint32, bitcast=True)
     at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
     if MX:
         codes, scales = jit.e4m3_weights(q, s, BITS, 1, 1, True)
         tl.store(out_ptr + at, codes)
         tl.store(out_scale_ptr + tl.arange(0, 16)[:, None] * 2 + tl.arange(0, 2)[None, :], scales)
     else:
-        tl.store(out_ptr + at, jit.bf16_weights(q, s, BITS, 1, QUADS, True).to(tl.float32))
+        tl.store(out_ptr + at, jit.bf16_weights(q, s, BITS, NVFP4, 1, QUADS, True).to(tl.float32))
 
 
 def fragment_order(x: torch.Tensor, mx: bool, quads: bool = False) -> torch.Tensor:
@@ -154,7 +157,7 @@ def test_every_code_at_every_place(fmt: BlockFormat, mx: bool, quads: bool) -> N
         packed = layouts.pack(tensor, RowOrder.PLAIN)
         out = torch.empty(16, 64, dtype=torch.uint8 if mx else torch.float32)
         found = torch.empty(16, 2, dtype=torch.uint8)
-        unpack_kernel[(1,)](packed.words, packed.scales, out, found, BITS=bits, MX=mx, QUADS=quads)
+        unpack_kernel[(1,)](packed.words, packed.scales, out, found, BITS=bits, NVFP4=False, MX=mx, QUADS=quads)
         want = fragment_order(decode(tensor)[0], mx, quads)
         if mx:
             assert torch.equal(found, scales[0])
@@ -162,6 +165,19 @@ def test_every_code_at_every_place(fmt: BlockFormat, mx: bool, quads: bool) -> N
             assert torch.equal(values, want)
         else:
             assert torch.equal(out * 2.0**64, want)
+
+
+@pytest.mark.parametrize("quads", [False, True], ids=["bf16", "quads"])
+def test_every_nvfp4_code_under_every_scale(quads: bool) -> None:
+    """64 blocks a tile: every positive scale of E4M3, subnormal ones and 448 too, zero and a negative one."""
+    for first, shift in ((0, 0), (63, 5), (127, 11)):
+        scales = (torch.arange(64, dtype=torch.uint8) + first).clamp(max=0x81).view(1, 16, 4)
+        scales = torch.where(scales == 0x7F, 0x7E, scales)
+        tensor = BlockScaled(all_codes(4, shift), scales, NVFP4, torch.ones(1, 16))
+        packed = layouts.pack(tensor, RowOrder.PLAIN)
+        out = torch.empty(16, 64)
+        unpack_kernel[(1,)](packed.words, packed.scales, out, out, BITS=4, NVFP4=True, MX=False, QUADS=quads)
+        assert torch.equal(out * 2.0**64, fragment_order(decode(tensor)[0], False, quads))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

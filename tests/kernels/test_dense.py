@@ -10,7 +10,7 @@ import torch
 
 from microscale import hardware
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, decode, encode, encode_channels
+from microscale.formats import MXFP8, BlockScaled, ChannelScaled, block_format, decode, encode, encode_channels
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels import layouts
 from microscale.kernels.dense import packed as packing
@@ -27,7 +27,9 @@ from microscale_lab.calls import run_dense, run_logits
 from support.interpreter import first_and_all, run_cases
 from support.shapes import record_dense
 
-TRITON = ["triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_mxfp8_a8", "triton_mxfp4_a8"]
+TRITON = [
+    "triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_nvfp4", "triton_mxfp8_a8", "triton_mxfp4_a8",
+]  # fmt: skip
 FORMAT = {name: name.removeprefix("triton_").removesuffix("_a8") for name in TRITON}
 
 
@@ -38,7 +40,7 @@ def make(fmt: str, rows: int, columns: int, bias: bool) -> tuple[DenseWeights, t
     b = torch.randn(rows, generator=generator).bfloat16() if bias else None
     if fmt == "bf16":
         return DenseWeights(plain, b), plain.double()
-    tensor = encode_channels(plain) if fmt == "fp8" else encode(plain, {"mxfp4": MXFP4, "mxfp8": MXFP8}[fmt])
+    tensor = encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt))
     return DenseWeights(tensor, b), decode(tensor, torch.float64)
 
 
@@ -134,14 +136,14 @@ def test_blocks_name_the_lowest_of_equals_and_show_nan() -> None:
 # ---- packing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4", "nvfp4"])
 def test_fragments_hold_the_weights_bit_for_bit(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, _ = make(fmt, 80, 96, bias=True)
     monkeypatch.setattr(packing, "CHUNK_ROWS", 32)
     packed = packing.pack(weights)
     tensor = weights.weight
     assert isinstance(tensor, BlockScaled | ChannelScaled)
-    block = MXFP8 if fmt != "mxfp4" else MXFP4
+    block = MXFP8 if fmt == "fp8" else block_format(fmt)
     scales = torch.zeros(80 // 16, 2, 8, dtype=torch.int32) if packed.groups is None else packed.groups
     found = layouts.unpack(Packed(packed.weight[None], scales[None], None, block, RowOrder.PLAIN, 96))
     assert torch.equal(found.values[0], tensor.values)
@@ -152,6 +154,8 @@ def test_fragments_hold_the_weights_bit_for_bit(fmt: str, monkeypatch: pytest.Mo
     else:
         assert packed.channels is None
         assert torch.equal(found.scales[0], tensor.scales)
+        assert (tensor.row_scales is None) == (found.row_scales is None)
+        assert tensor.row_scales is None or torch.equal(found.row_scales[0], tensor.row_scales)
     spec = DenseSpec(80, 96, fmt, Activations.BF16, True, 1)
     assert packed.nbytes == op_of(f"triton_{fmt}").packed_bytes(spec)
 
@@ -168,7 +172,7 @@ def test_layouts_are_shared_where_bytes_are() -> None:
     assert op_of("triton_bf16").layout == op_of("dequantized").layout == "row_major"
     for fmt in ("mxfp8", "mxfp4"):
         assert op_of(f"triton_{fmt}").layout == op_of(f"triton_{fmt}_a8").layout
-    assert len({op_of(name).layout for name in TRITON}) == 4
+    assert len({op_of(name).layout for name in TRITON}) == 5
 
 
 # ---- costs, choices, refusals ----------------------------------------------------------------------------------------
@@ -178,7 +182,8 @@ def test_cost_counts_the_formats_own_bytes() -> None:
     sizes = {f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in FORMATS}
     elements = 201088 * 2880
     fp8 = elements + 4 * 201088
-    assert sizes == {"bf16": elements * 2, "fp8": fp8, "mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
+    mx = {"mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
+    assert sizes == {"bf16": elements * 2, "fp8": fp8, **mx, "nvfp4": 201088 * (180 * 9 + 4), "fp8_block": 201088 * 90 * 36}
     assert dense_flops(DenseSpec(8, 4, "bf16", Activations.BF16, False, 3)) == 2 * 3 * 8 * 4
 
 

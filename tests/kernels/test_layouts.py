@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, ChannelScaled, block_format
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ChannelScaled, block_format, decode
 from microscale.formats.mxfp4 import unpack_nibbles
 from microscale.kernels.dense.packed import pack as pack_dense
 from microscale.kernels.dense.spec import DenseWeights
@@ -26,16 +26,27 @@ from microscale.kernels.layouts import (
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights
 
-FORMATS = [MXFP4, MXFP8]
+FORMATS = [MXFP4, MXFP8, NVFP4]
 
 
 def random_tensor(fmt: BlockFormat, experts: int, rows: int, k: int, seed: int = 0) -> BlockScaled:
     generator = torch.Generator().manual_seed(seed)
     # Every MXFP8 byte but the two NaNs, which no checkpoint may hold.
-    high = 256 if fmt is MXFP4 else 0x7F
+    high = 256 if fmt.bits == 4 else 0x7F
     values = torch.randint(0, high, (experts, rows, k * fmt.bits // 8), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(0, MAX_SCALE + 1, (experts, rows, k // 32), dtype=torch.uint8, generator=generator)
-    return BlockScaled(values, scales, fmt)
+    # Every scale of the MX formats that is not refused, every positive number of E4M3.
+    low, high = (1, 0x7F) if fmt is NVFP4 else (0, MAX_SCALE + 1)
+    scales = torch.randint(low, high, (experts, rows, k // fmt.block), dtype=torch.uint8, generator=generator)
+    row_scales = torch.rand(experts, rows, generator=generator) if fmt is NVFP4 else None
+    return BlockScaled(values, scales, fmt, row_scales)
+
+
+def check_same(back: BlockScaled, tensor: BlockScaled) -> None:
+    assert torch.equal(back.values, tensor.values)
+    assert torch.equal(back.scales, tensor.scales)
+    if tensor.row_scales is not None:
+        assert back.row_scales is not None
+        assert torch.equal(back.row_scales, tensor.row_scales)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
@@ -43,18 +54,23 @@ def random_tensor(fmt: BlockFormat, experts: int, rows: int, k: int, seed: int =
 @pytest.mark.parametrize("k", [32, 64, 96, 704, 2880])
 def test_unpacking_gives_back_every_bit(fmt: BlockFormat, order: RowOrder, k: int) -> None:
     tensor = random_tensor(fmt, 2, 48, k)
-    back = unpack(pack(tensor, order))
-    assert torch.equal(back.values, tensor.values)
-    assert torch.equal(back.scales, tensor.scales)
+    check_same(unpack(pack(tensor, order)), tensor)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.sampled_from(RowOrder), st.integers(0, 1000))
-def test_unpacking_gives_back_any_shape(experts: int, row_tiles: int, groups: int, order: RowOrder, seed: int) -> None:
-    tensor = random_tensor(MXFP4, experts, 16 * row_tiles, 32 * groups, seed)
-    back = unpack(pack(tensor, order))
-    assert torch.equal(back.values, tensor.values)
-    assert torch.equal(back.scales, tensor.scales)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.sampled_from(RowOrder),
+    st.sampled_from((MXFP4, NVFP4)),
+    st.integers(0, 1000),
+)
+def test_unpacking_gives_back_any_shape(
+    experts: int, row_tiles: int, groups: int, order: RowOrder, fmt: BlockFormat, seed: int
+) -> None:
+    tensor = random_tensor(fmt, experts, 16 * row_tiles, 32 * groups, seed)
+    check_same(unpack(pack(tensor, order)), tensor)
 
 
 def packed_row(row: int, rows: int, order: RowOrder) -> int:
@@ -89,6 +105,41 @@ def test_mxfp4_code_stands_at_the_documented_bits(order: RowOrder) -> None:
         assert code == int(codes[row, column])
         scale = int(packed.scales[0, tile, column // 64, g]) & 0xFFFFFFFF
         assert scale >> 8 * (2 * group + h) & 0xFF == int(tensor.scales[0, row, column // 32])
+
+
+@pytest.mark.parametrize("order", RowOrder)
+def test_nvfp4_scales_stand_where_documented(order: RowOrder) -> None:
+    """Every positive number of E4M3 as a byte without subnormals, by lane, and the row's scale behind the last tile."""
+    rows, k = 32, 96
+    tensor = random_tensor(NVFP4, 1, rows, k)
+    tensor.scales.view(-1)[:126] = torch.arange(1, 127, dtype=torch.uint8)
+    assert tensor.row_scales is not None
+    numbers = tensor.scales.view(torch.float8_e4m3fn).float()
+    packed = pack(tensor, order)
+    assert packed.scales.shape == (1, 2, 3, 16)
+    for row in range(rows):
+        at = packed_row(row, rows, order)
+        tile, g, h = at // 16, at % 8, at // 8 % 2
+        assert packed.scales[0, tile, 2, 8 * h + g].view(torch.float32) == tensor.row_scales[0, row]
+        for block in range(k // 16):
+            group, p = block // 2, block % 2
+            word = int(packed.scales[0, tile, group // 2, 2 * g + p]) & 0xFFFFFFFF
+            byte = word >> 8 * (2 * (group % 2) + h) & 0xFF
+            assert (1 + byte % 8 / 8) * 2.0 ** (byte // 8 - 10) == numbers[0, row, block]
+
+
+def test_nvfp4_codes_stand_as_mxfp4_does() -> None:
+    tensor, like = random_tensor(NVFP4, 2, 32, 160), random_tensor(MXFP4, 2, 32, 160)
+    mxfp4 = BlockScaled(tensor.values, like.scales, MXFP4)
+    assert torch.equal(pack(tensor, RowOrder.HALVES).words, pack(mxfp4, RowOrder.HALVES).words)
+
+
+def test_nvfp4_scales_of_zero_and_below_give_the_same_numbers() -> None:
+    tensor = random_tensor(NVFP4, 2, 16, 64)
+    tensor.scales[0, 3], tensor.scales[0, 4], tensor.scales[1] = 0, 0x80, tensor.scales[1] | 0x80
+    back = unpack(pack(tensor, RowOrder.PLAIN))
+    assert torch.equal(decode(back), decode(tensor))  # 0 and -0 are equal
+    assert (back.scales < 0x80).all()
 
 
 def test_mxfp8_byte_stands_where_documented() -> None:
@@ -128,6 +179,28 @@ def test_packing_takes_only_what_the_weights_take() -> None:
     assert (packed.num_experts, packed.rows, packed.k) == tensor.shape
 
 
+def test_packed_nvfp4_takes_what_the_checkpoint_takes() -> None:
+    tensor = random_tensor(NVFP4, 2, 32, 128)
+    packed = pack(tensor, RowOrder.PLAIN)
+    assert packed.nbytes == tensor.nbytes == packed_bytes(NVFP4, 2, 32, 128)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_a_nan_among_nvfp4_scales_is_refused(byte: int) -> None:
+    tensor = random_tensor(NVFP4, 2, 16, 64)
+    tensor.scales[1, 3, 1] = byte
+    with pytest.raises(BadCheckpoint, match="Expert 1 has a NaN among its scales"):
+        pack(tensor, RowOrder.PLAIN)
+
+
+def test_a_nan_for_a_row_scale_is_refused() -> None:
+    tensor = random_tensor(NVFP4, 2, 16, 64)
+    assert tensor.row_scales is not None
+    tensor.row_scales[1] = torch.nan
+    with pytest.raises(BadCheckpoint, match="nvfp4 weight has a NaN"):
+        pack(tensor, RowOrder.PLAIN)
+
+
 def with_scale(byte: int) -> BlockScaled:
     tensor = random_tensor(MXFP4, 2, 16, 64)
     tensor.scales[1, 3, 1] = byte
@@ -156,6 +229,9 @@ def test_a_nan_among_mxfp8_values_is_refused(byte: int) -> None:
 def test_odd_shapes_are_refused() -> None:
     with pytest.raises(Unsupported, match="multiple of 16 rows, not 24"):
         pack(random_tensor(MXFP4, 1, 24, 64), RowOrder.PLAIN)
+    odd = BlockScaled(*(torch.zeros(1, 16, n, dtype=torch.uint8) for n in (24, 3)), NVFP4, torch.ones(1, 16))
+    with pytest.raises(Unsupported, match="multiple of 32 columns, not 48"):
+        pack(odd, RowOrder.PLAIN)
     with pytest.raises(Unsupported, match="three axes"):
         pack(random_tensor(MXFP4, 1, 16, 64)[0], RowOrder.PLAIN)
 

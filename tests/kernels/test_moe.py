@@ -155,10 +155,10 @@ def test_cost_of_gpt_oss_120b_layer() -> None:
 
 
 def test_refusals() -> None:
-    spec = MoeSpec(4, 2, 64, 64, "nvfp4", Activations.BF16, SWIGLU, True, tokens=1)
+    spec = MoeSpec(4, 2, 64, 64, "int4", Activations.BF16, SWIGLU, True, tokens=1)
     mx = MoeSpec(4, 2, 64, 64, "mxfp4", Activations.MXFP8, SWIGLU, True, tokens=1)
     for implementation in (ReferenceMoe(), DequantizedMoe()):
-        assert "nvfp4" in (implementation.supports(spec, hardware.cpu()) or "")
+        assert "not int4" in (implementation.supports(spec, hardware.cpu()) or "")
         assert "mxfp8" in (implementation.supports(mx, hardware.cpu()) or "")
     weights = make_weights(2, 64, 32, MXFP4, True, seed=0)
     with pytest.raises(Unsupported, match="not one expert layer"):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
@@ -92,6 +92,23 @@ def test_a_product_from_packed_words_is_the_reference(fmt: BlockFormat, k: int) 
     unscale = fragments_jit.MXFP4_UNSCALE if fmt is MXFP4 else fragments_jit.MXFP8_UNSCALE
     y = (partial * scales[..., None]).sum(1) * unscale.value
     torch.testing.assert_close(y, decode(tensor)[0] @ x.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_nvfp4_weights_are_exact_with_their_scale() -> None:
+    """The fold of the small-batch kernels: code times scale times 2**-64 in bf16, for every code under every positive
+    scale of E4M3 and 0."""
+    scales = torch.arange(128, dtype=torch.uint8).clamp(max=0x7E).view(1, 16, 8)
+    for shift in range(16):
+        codes = ((torch.arange(16) + shift) % 16).to(torch.uint8).repeat(1, 16, 8)
+        tensor = BlockScaled(codes[..., 0::2] | codes[..., 1::2] << 4, scales, NVFP4, torch.ones(1, 16))
+        packed = pack(tensor, RowOrder.PLAIN)
+        factors = torch.stack(execute(fragments_jit.NVFP4_FACTORS, 4, packed.scales[0, :, :-1].long()), dim=-1)
+        factors = factors.view(1, 2, 8, 2, 1, 4).expand(-1, -1, -1, -1, 2, -1).reshape(1, 2, 32, 4)  # R T (g t) v
+        words = packed.words[0].long()
+        pairs = execute(fragments_jit.NVFP4_TO_BF16, 4, words, words, factors, factors)
+        numbers = torch.stack([number for pair in pairs for number in halves(pair)], dim=-1)
+        parts = numbers.unflatten(2, (8, 4)).unflatten(4, (2, 2)).permute(0, 5, 2, 1, 4, 3, 6)
+        assert torch.equal(parts.reshape(16, 128).double() * 2.0**64, decode(tensor, torch.float64)[0])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +238,7 @@ def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 def test_what_is_started(fmt: str, gpu: Gpu) -> None:
     """Programmatic launch where the card has it, matrix instructions promised, wgmma where the card has
     it: for MXFP8 in resident programs alone."""

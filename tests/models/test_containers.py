@@ -15,6 +15,7 @@ from transformers import GptOssForCausalLM
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import NVFP4, BlockScaled, decode, encode
+from microscale.models.config import ModelConfig
 from microscale.models.families import open_weights
 from microscale.models.gemma4.config_file import to_text_config
 from microscale.models.qwen3_moe.config import to_hugging_face
@@ -27,7 +28,7 @@ from support.loading import load_model
 
 # Widths of 160 and 320 leave ends behind squares of 128; every expert is used, so that no rounding changes a routing.
 QWEN3_MOE, GEMMA4 = tiny_qwen3_moe.CASES["yarn_all_experts"], tiny_gemma4.CASES["all_experts"]
-CASES = {"qwen3_moe": QWEN3_MOE, "gemma4": GEMMA4}
+CASES: dict[str, ModelConfig] = {"qwen3_moe": QWEN3_MOE, "gemma4": GEMMA4}
 ONLY = {"modelopt-nvfp4-experts": "gemma4", "quark-mxfp4": "qwen3_moe", "modelopt-mixed": "qwen3_moe"}
 PAIRS = [(family, name) for name in CONTAINERS for family in CASES if ONLY.get(name, family) == family]
 
@@ -109,8 +110,10 @@ def test_what_the_libraries_wrote_is_read_as_they_read_it(name: str) -> None:
     """``recorded/record_containers.py`` made the file, with nvidia-modelopt 0.47.0 and compressed-tensors 0.20.0."""
     container, fmt = SAVED[name]
     recorded = load_file(RECORDED)
-    weight = CONTAINERS_ON_DISK[container][fmt].read("", lambda suffix: recorded[f"{name}/{suffix}"])
-    ours, theirs = decode(CONTAINERS_ON_DISK[container][fmt].weight(weight)), recorded[f"{name}/numbers"]
+    storage = CONTAINERS_ON_DISK[container][fmt]
+    weight = storage.weight(storage.read("", lambda suffix: recorded[f"{name}/{suffix}"]))
+    assert not isinstance(weight, Tensor)
+    ours, theirs = decode(weight), recorded[f"{name}/numbers"]
     if name == "compressed-tensors nvfp4":  # it reads back bf16
         ours = ours.bfloat16().float()
     torch.testing.assert_close(ours, theirs, rtol=2**-23, atol=0)
@@ -122,6 +125,7 @@ def test_our_encoder_writes_what_modelopt_writes() -> None:
     ours = encode(recorded["w"], NVFP4)
     assert torch.equal(ours.values, recorded["modelopt nvfp4/.weight"])
     assert torch.equal(ours.scales, recorded["modelopt nvfp4/.weight_scale"].view(torch.uint8))
+    assert ours.row_scales is not None
     assert torch.equal(ours.row_scales, recorded["modelopt nvfp4/.weight_scale_2"].expand(len(recorded["w"])))
 
 

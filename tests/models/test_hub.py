@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,17 +263,15 @@ def test_a_disk_that_is_too_small_is_reported_with_both_sizes(
     assert set(here.fetched) <= SMALL
 
 
-def test_what_is_downloaded_and_how_fast_it_will_run_is_said_first(
-    here: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_downloaded_is_said_first(here: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here.repositories["tiny"] = tiny_repository(tmp_path / "source")
     with caplog.at_level(logging.INFO, "microscale"):
         prepared = prepare(EngineConfig("owner/tiny", device="cpu"))
     assert "model.safetensors" in here.fetched
     assert prepared.weights.config == find_config("owner/tiny", "auto", {}, offline=True)
     (line,) = (line for line in caplog.messages if line.startswith("Downloading"))
-    assert "owner/tiny" in line
-    assert "tokens per second for one sequence" in line
+    assert re.match(r"Downloading owner/tiny: [\d.]+ GB in 1 files to ", line)
+    assert "tokens per second" not in line  # the plan's rates of a CPU promise no speed
     caplog.clear()
     with caplog.at_level(logging.INFO, "microscale"):
         prepare(EngineConfig("owner/tiny", device="cpu"))

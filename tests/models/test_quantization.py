@@ -26,7 +26,7 @@ def read(folder: Path, config: Mapping[str, Any] | None, own_file: Mapping[str, 
 
 
 GEMMA_PREFIX = "model.language_model.layers"
-NVIDIA_GEMMA4 = {
+NVIDIA_GEMMA4: dict[str, Any] = {
     "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
     "exclude_modules": [
         "lm_head", "model.embed_vision*", "model.vision_tower*",

@@ -67,7 +67,10 @@ def test_the_users_choices_go_before_the_plan() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("balance",), "--precision 'balance' is unknown; known are exact, balanced, fast; did you mean balanced?"),
+        (
+            ("balance",),
+            "--precision 'balance' is unknown; known are exact, balanced, fast, auto; did you mean balanced?",
+        ),
         (("exact", ["lm_head"]), "--layer-format 'lm_head' is not LAYER=FORMAT"),
         (("exact", ["lmhead=fp8"]), "did you mean lm_head?"),
         (("exact", ["qkv=fp6"]), "the format 'fp6' is unknown; known are bf16, fp8, mxfp4, mxfp8, nvfp4"),

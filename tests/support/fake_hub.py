@@ -24,6 +24,8 @@ class FakeHub:
     """The size that the hub states for a file, where it is not its real one."""
     fetched: list[str] = field(default_factory=list)
     url: str = ""
+    hold: threading.Event | None = None
+    """Weights are sent when this is set."""
 
 
 @contextmanager
@@ -67,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         file = path.split(f"/resolve/{COMMIT}/")[1]
         if self.command == "GET":
             self.hub.fetched.append(file)
+            if self.hub.hold is not None and file.endswith(".safetensors"):
+                self.hub.hold.wait()
         headers = {"ETag": f'"{file}"', "X-Repo-Commit": COMMIT}
         return self._answer(200, files[file], headers, self.hub.sizes.get(file))
 

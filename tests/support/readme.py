@@ -61,7 +61,15 @@ TABLE = {
         Kind.PLAIN, f"generate {REAL} --prompt-ids 1,2,3 --temperature 0.8 --seed 7", r"(?m)^\d+(,\d+){15}$"
     ),
     ".venv/bin/microscale explain gpt-oss-120b --gpu gb10 --precision balanced": How(
-        Kind.PLAIN, "explain gpt-oss-120b --gpu gb10 --precision balanced", r"(?m)^  128 +[\d.]+ \([\d.]+-[\d.]+\)"
+        Kind.PLAIN,
+        "explain gpt-oss-120b --gpu gb10 --precision balanced",
+        r"(?m)^speed +[\d.]+ \([\d.]+-[\d.]+\) tokens per",
+    ),
+    ".venv/bin/microscale explain gpt-oss-20b --gpu 4080 --gpu 3090": How(
+        Kind.PLAIN, "explain gpt-oss-20b --gpu 4080 --gpu 3090", r"(?m)^RTX 3090 +exact .*\([\d.]+-[\d.]+\)"
+    ),
+    ".venv/bin/microscale explain gpt-oss-120b --gpu gb10 --precision all": How(
+        Kind.PLAIN, "explain gpt-oss-120b --gpu gb10 --precision all", r"(?m)^GB10 +fast .*\([\d.]+-[\d.]+\)"
     ),
     ".venv/bin/microscale bench gpt-oss-20b --load-format dummy": How(Kind.PLAIN, f"bench {REAL}", "tok/s"),
     ".venv/bin/microscale doctor": How(Kind.PLAIN, "doctor", "NVIDIA"),

@@ -193,6 +193,8 @@ FLOAT = [
       for op in ("rzi.s32.f32", "rni.s32.f32", "rmi.s32.f32", "rpi.s32.f32", "rzi.u32.f32")),
     *(One(f"cvt.{op} %o0, %i0;", floats, "f32", name=f"cvt.{op}") for op in ("rmi.f32.f32", "rni.f32.f32")),
     One("cvt.rn.bf16x2.f32 %o0, %i0, %i1;", floats, "bf16x2"),
+    One("cvt.rz.bf16x2.f32 %o0, %i0, %i1;", floats, "bf16x2"),
+    One("cvt.rz.bf16.f32 %h0, %i0; mov.b32 %o0, {%h0, %h0};", floats, "bf16x2"),
     One("cvt.rn.f16x2.f32 %o0, %i0, %i1;", floats, "f16x2"),
     One("cvt.rn.f16.f32 %h0, %i0; mov.b32 %o0, {%h0, %h0};", floats, "f16x2", name="cvt.rn.f16.f32"),
     One(f"{_HALF}cvt.f32.f16 %o0, %h0;", pairs("f16"), "f32", name="cvt.f32.f16"),

@@ -7,7 +7,9 @@ standard error, with exit status 1; wrong usage exits with 2.
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
 from typing import Annotated, Any
 
 import typer
@@ -90,6 +92,7 @@ def _root(
 def main() -> None:
     """Run the command line: errors raised on purpose, and a full disk or a closed pipe, become one sentence."""
     settings.limit_spinning()
+    sys.unraisablehook = repeat_interrupt
     try:
         app()
     except (MicroscaleError, OSError) as error:
@@ -97,6 +100,14 @@ def main() -> None:
             raise
         print_error(err, str(error))
         sys.exit(1)
+
+
+def repeat_interrupt(ignored: Any) -> None:
+    """Python ignores a Ctrl-C that arrives while it collects garbage, and prints a traceback; send it again instead."""
+    if ignored.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _wants_traceback() -> bool:

@@ -148,6 +148,6 @@ def show(reports: Sequence[Report], *, why: bool) -> None:
         elif report.drafts is not None:
             lines += ["", *draft_lines(report.drafts)]
         if not why:
-            lines += ["[dim]--why shows the kernels with reasons, memory, and speeds of other batches and prompts.[/]"]
+            lines += ["[dim]--why shows kernels with reasons, memory, and speeds at other batch sizes.[/]"]
     for line in lines:
         out.print(line, soft_wrap=True)

@@ -58,5 +58,6 @@ def cost_of(model: str, precision: str) -> QualityCost | None:
 
 
 def table_name(model: str) -> str:
-    """The model's name in the table."""
+    """The model's name in the table; all ranks have the whole model's."""
+    model = model.partition(", rank ")[0]
     return embedded.SERVED_NAME if model == embedded.NAME else preset_of(model) or model.rstrip("/")

@@ -9,6 +9,10 @@ A converted weight is exact up to a constant power of two, which the caller take
     MXFP4   bf16 = E2M1 * 2**-126      9 operations for 8 weights
     MXFP8   bf16 = E4M3 * 2**-120      7 operations for 4 weights
 
+NVFP4's scales of 16 columns are in its weights, which six significant bits hold, so nothing is left to take back:
+
+    NVFP4   bf16 = E2M1 * scale * 2**-64    13 operations for 8 weights, and 2 for their factor
+
 Products of such weights with ordinary activations would be subnormal in float32, so activations carry 2**64
 (``X_SCALE``): exact in bf16 for every |x| between 2**-126 and 2**63.
 """
@@ -39,6 +43,32 @@ MXFP4_TO_BF16 = """{
     and.b32 c, c, 0x81808180;
     lop3.b32 $3, d, 0x00400040, c, 0xEA;
 }"""
+# The same, times the factor ($6; $7 is its copy). SM80 has no plain bf16x2 product.
+NVFP4_TO_BF16 = (
+    MXFP4_TO_BF16.removesuffix("}")
+    + """
+    .reg .b32 z;
+    mov.b32 z, 0x80008000;
+    fma.rn.bf16x2 $0, $0, $6, z;
+    fma.rn.bf16x2 $1, $1, $6, z;
+    fma.rn.bf16x2 $2, $2, $6, z;
+    fma.rn.bf16x2 $3, $3, $6, z;
+}"""
+)
+# Four of NVFP4's scale bytes → the factors of v = 0 to 3, twice in a word each: 2**(126 - 64) times the scale, whose
+# byte lacks an exponent of 127 - 10.
+NVFP4_FACTORS = """{
+    .reg .b32 a, b, c, d, z;
+    mov.b32 z, 0;
+    prmt.b32 a, $4, z, 0x4040;
+    prmt.b32 b, $4, z, 0x4141;
+    prmt.b32 c, $4, z, 0x4242;
+    prmt.b32 d, $4, z, 0x4343;
+    mad.lo.u32 $0, a, 16, 0x59805980;
+    mad.lo.u32 $1, b, 16, 0x59805980;
+    mad.lo.u32 $2, c, 16, 0x59805980;
+    mad.lo.u32 $3, d, 16, 0x59805980;
+}"""
 # One word ($2; $3 is its copy) → the bf16 pairs of columns (0, 1) and (2, 3).
 MXFP8_TO_BF16 = """{
     .reg .b32 a, b, c, d;
@@ -59,6 +89,8 @@ SCALE_BF16 = """{
 }"""
 
 _MXFP4_TO_BF16: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
+_NVFP4_TO_BF16: tl.constexpr = tl.constexpr(NVFP4_TO_BF16)
+_NVFP4_FACTORS: tl.constexpr = tl.constexpr(NVFP4_FACTORS)
 _MXFP8_TO_BF16: tl.constexpr = tl.constexpr(MXFP8_TO_BF16)
 _SCALE_BF16: tl.constexpr = tl.constexpr(SCALE_BF16)
 
@@ -78,6 +110,31 @@ def mxfp4_fragments(q, z, LA: gl.constexpr):
     """
     f0, f1, f2, f3 = gl.inline_asm_elementwise(
         _MXFP4_TO_BF16, "=&r,=&r,=&r,=&r,r,r", [q[:, :, :, :, None] + z],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
+    a00, a10 = _by_group(f0, f1, LA)
+    a01, a11 = _by_group(f2, f3, LA)
+    return a00, a01, a10, a11
+
+
+@gluon.jit
+def nvfp4_factors(s, v):
+    """Scale words → the factor of pair ``v``, twice in a word. v lies in registers: the choice is made at compile
+    time."""
+    s0, s1, s2, s3 = gl.inline_asm_elementwise(
+        _NVFP4_FACTORS, "=&r,=&r,=&r,=&r,r", [s],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    return gl.where(v == 0, s0, gl.where(v == 1, s1, gl.where(v == 2, s2, s3)))
+
+
+@gluon.jit
+def nvfp4_fragments(q, s, z, LA: gl.constexpr):
+    """The same of NVFP4, with the scale words ``s`` [S, B, 32, 1] of the lanes in the weights."""
+    LV: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, z.type.layout))))
+    factor = nvfp4_factors(s, gl.arange(0, 4, LV)[None, None, None, :])
+    f0, f1, f2, f3 = gl.inline_asm_elementwise(
+        _NVFP4_TO_BF16, "=&r,=&r,=&r,=&r,r,r,r,r", [q[:, :, :, :, None] + z, factor[:, :, :, :, None] + z],
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
     )  # fmt: skip
     a00, a10 = _by_group(f0, f1, LA)

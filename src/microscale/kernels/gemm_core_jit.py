@@ -33,6 +33,7 @@ def accumulate(
     k,
     ROWS_OF: tl.constexpr,
     BITS: tl.constexpr,
+    NVFP4: tl.constexpr,
     CHANNELS: tl.constexpr,
     MX: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -45,29 +46,30 @@ def accumulate(
 ):
     """The products of one tile: a tuple of float32 [BLOCK_N, PART_M]. Past ``k`` both sides are read as zero.
 
-    CHANNELS: FP8 weights, whose scales of rows the caller applies.
+    CHANNELS: FP8 weights, whose scales of rows the caller applies. Likewise NVFP4's (``operands_jit.row_scales``).
     Columns are computed in parts of ``PART_M``: where all warps lie along the rows each warp unpacks only its own
     weights. A single 128 x 64 product on mma.sync has 2 x 2 warps, and the weights cross shared memory to be shared.
     """
     R: tl.constexpr = BLOCK_N // 16
     T: tl.constexpr = BLOCK_K // 64
     WORDS: tl.constexpr = 32 * BITS  # of one tile
+    SCALES: tl.constexpr = 16 if NVFP4 else 8  # likewise
     SPLIT: tl.constexpr = BITS == 8 and not MX  # one load per group, so that warps lie along the rows here too
     LOAD: tl.constexpr = 128 if SPLIT else T * WORDS
     k_tiles = tl.cdiv(k, 64)
     # Rows past the end read the last row tile again; their results are not stored.
     row_tile = tl.minimum(block_n * R + tl.arange(0, R), rows // 16 - 1)
-    if expert is None:
-        tile = row_tile.to(tl.int64) * k_tiles
-    else:
-        tile = (expert.to(tl.int64) * (rows // 16) + row_tile) * k_tiles
+    row_tile = row_tile.to(tl.int64) if expert is None else expert.to(tl.int64) * (rows // 16) + row_tile
+    tile = row_tile * k_tiles
     word = tl.arange(0, LOAD)
-    scale = tl.arange(0, T * 8)
+    scale = tl.arange(0, T * SCALES)
     column = tl.arange(0, BLOCK_K)
     if QUADS and not MX:
         column = column // 32 * 32 + column // 4 % 4 * 8 + column // 16 % 2 * 4 + column % 4
     word_ptrs = words_ptr + tile[:, None] * WORDS + word[None, :]
-    scale_ptrs = scales_ptr + tile[:, None] * 8 + scale[None, :]
+    if NVFP4:
+        tile += row_tile  # the scales of each row tile's rows
+    scale_ptrs = scales_ptr + tile[:, None] * SCALES + scale[None, :]
     acc = ()
     x_ptrs = ()
     xs_ptrs = ()
@@ -84,13 +86,13 @@ def accumulate(
         if CHANNELS:
             s = tl.full([R, T * 8], 0x7F7F7F7F, tl.uint32)  # every group times 1
         else:
-            s = tl.load(scale_ptrs + t * 8, mask=(scale < (k_tiles - t) * 8)[None, :], other=0)
+            s = tl.load(scale_ptrs + t * SCALES, mask=(scale < (k_tiles - t) * SCALES)[None, :], other=0)
             s = s.to(tl.uint32, bitcast=True)
         ws = s
         if MX:
             w, ws = e4m3_weights(q, s, BITS, R, T, PLAIN)
         else:
-            w = bf16_weights(q, s, BITS, R, QUADS, PLAIN)
+            w = bf16_weights(q, s, BITS, NVFP4, R, QUADS, PLAIN)
         sums = ()
         for part in tl.static_range(BLOCK_M // PART_M):
             x = tl.load(x_ptrs[part] + t * 64, mask=(column < k - t * 64)[None, :], other=0)

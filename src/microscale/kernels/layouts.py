@@ -28,7 +28,16 @@ MXFP4 also has the largest scale byte of each row, for matrix units that sum ove
 
     peaks   int32 [experts, R, 8]                    half-word h = 0x400B less the largest byte of row 16 R + 8 h + g
 
-MXFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are its four pairs.
+NVFP4 has a scale for each 16 columns, so lanes t = 0, 1 and t = 2, 3 have words of their own, p = t // 2:
+
+    scales  int32 [experts, R, T + 1, 16 = 2 g + p]  byte v = 2 G + h; place 8 h + g of the last: the row's scale
+
+A byte is the E4M3 scale without subnormals: ``(1 + m / 8) * 2**(e - 10)`` from five bits e and three bits m, so that
+the bits of a bf16 factor follow by one shift and one addition. E4M3's positive numbers have binary exponents from -9 to
+8: all are there. Byte 0 is the scale 0, and its codes are zeros. A negative scale becomes positive, and the signs of
+its codes change. Behind the last tile of a row tile are the float32 scales of its 16 rows, which apply to sums.
+
+MXFP4 and NVFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are its four pairs.
 
     words   int32 [experts, R, T, 32 lanes, 4 = v]
 
@@ -60,10 +69,10 @@ applies the activation in registers. ``down`` keeps its order. Biases follow the
 Edges
 -----
 Rows must be a multiple of 16. K must be a multiple of 32; if it is odd in groups, the last tile is filled with zero
-codes and scale bytes 0. NaN is refused (scale 255, E4M3 0x7F and 0xFF), and so is a scale above 192, over 2**65: the
-grouped kernels fold the scale into bf16 weights less 2**64, which the activations carry, and 192 is the last that fits.
-At the other end a weight below 2**-62 (a group scale under 2**-61) may lose bits or read as zero: an error of at most
-2**-62.
+codes and scale bytes 0. NaN is refused (scale 255, E4M3 0x7F and 0xFF), and so is an E8M0 scale above 192, over 2**65:
+the grouped kernels fold the scale into bf16 weights less 2**64, which the activations carry, and 192 is the last that
+fits. At the other end a weight below 2**-62 (a group scale under 2**-61) may lose bits or read as zero: an error of at
+most 2**-62.
 """
 
 from __future__ import annotations
@@ -76,7 +85,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
+from microscale.formats import BLOCK, MXFP4, MXFP8, NVFP4, SCALE_NAN, BlockFormat, BlockScaled
 from microscale.kernels.numbers import FRAGMENT_ROWS, PEAK_BIAS
 
 if TYPE_CHECKING:
@@ -92,6 +101,8 @@ CHUNK_BYTES = 32 << 20
 
 # Field f of a half-word: where its sign and its magnitude bits c, b, a are; `True`: the sign is in the other half.
 _FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))
+_E5M3_OFFSET = (127 - 10) << 3
+"""A float32's exponent and upper three mantissa bits, less those of NVFP4's packed scale."""
 # Column i of an MXFP8 word's four → its byte.
 _BYTES = (1, 3, 0, 2)
 
@@ -112,7 +123,9 @@ class Packed:
     """One stack of expert matrices ``[experts, rows, k]`` as the kernels read it."""
 
     words: Tensor  # int32, see the module's text
-    scales: Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8]
+    scales: (
+        Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8], or of NVFP4 [experts, rows / 16, ceil(k / 64) + 1, 16]
+    )
     peaks: Tensor | None  # MXFP4: int32 [experts, rows / 16, 8]
     format: BlockFormat
     order: RowOrder
@@ -150,11 +163,12 @@ def layout_name(fmt: BlockFormat) -> str:
 def packed_bytes(fmt: BlockFormat, experts: int, rows: int, k: int) -> int:
     """Bytes of ``experts`` matrices ``[rows, k]`` in the layout of ``fmt``."""
     row_tiles = rows // TILE_ROWS
-    tile = TILE_ROWS * TILE_K * fmt.bits // 8 + 32  # 8 words of scales
-    return experts * row_tiles * (-(-k // TILE_K) * tile + (32 if fmt is MXFP4 else 0))
+    tile = TILE_ROWS * TILE_K * fmt.bits // 8 + TILE_ROWS * TILE_K // fmt.block
+    of_rows = 4 * TILE_ROWS if fmt.has_row_scales else 2 * TILE_ROWS if fmt is MXFP4 else 0
+    return experts * row_tiles * (-(-k // TILE_K) * tile + of_rows)
 
 
-def _mxfp4_moves() -> dict[int, int]:
+def _e2m1_moves() -> dict[int, int]:
     """Bit of a checkpoint word (eight nibbles, the even column low) → bit of a packed word."""
     moves = {}
     for f, (sign, magnitude, crossed) in enumerate(_FIELDS):
@@ -166,12 +180,12 @@ def _mxfp4_moves() -> dict[int, int]:
     return moves
 
 
-def _mxfp8_moves() -> dict[int, int]:
+def _e4m3_moves() -> dict[int, int]:
     """Bit of a checkpoint word (four bytes) → bit of a packed word."""
     return {8 * column + bit: 8 * byte + bit for column, byte in enumerate(_BYTES) for bit in range(8)}
 
 
-_MOVES = {MXFP4: _mxfp4_moves(), MXFP8: _mxfp8_moves()}
+_MOVES = {MXFP4: _e2m1_moves(), MXFP8: _e4m3_moves(), NVFP4: _e2m1_moves()}
 
 
 def _signed(mask: int) -> int:
@@ -229,7 +243,7 @@ def _pack_words(values: Tensor, fmt: BlockFormat, order: RowOrder, k_tiles: int)
     words = values.contiguous().view(torch.int32).unflatten(2, (-1, fmt.bits))  # [E, rows, group, 4 t (x 2 j)]
     words = _move_bits(_pad_groups(words, 2 * k_tiles), _MOVES[fmt].items())
     words = _split_rows(words.unflatten(2, (k_tiles, 2)), order)  # [E, R, h, g, T, G, t (j)]
-    if fmt is MXFP4:
+    if fmt.bits == 4:
         return words.permute(0, 1, 4, 3, 6, 5, 2).flatten(5, 6).flatten(3, 4)  # [E, R, T, (g t), (G h)]
     words = words.reshape(*words.shape[:-1], 4, 2)  # [E, R, h, g, T, G, t, j]
     return words.permute(0, 1, 4, 5, 3, 6, 7, 2).flatten(6, 7).flatten(4, 5)  # [E, R, T, G, (g t), (j h)]
@@ -237,7 +251,7 @@ def _pack_words(values: Tensor, fmt: BlockFormat, order: RowOrder, k_tiles: int)
 
 def _unpack_words(words: Tensor, fmt: BlockFormat, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_words``."""
-    if fmt is MXFP4:
+    if fmt.bits == 4:
         words = words.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 1, 6, 3, 2, 5, 4)  # [E, R, h, g, T, G, t]
     else:
         words = words.unflatten(4, (8, 4)).unflatten(6, (2, 2)).permute(0, 1, 7, 4, 2, 3, 5, 6).flatten(6, 7)
@@ -258,6 +272,37 @@ def _unpack_scales(scales: Tensor, order: RowOrder, groups: int) -> Tensor:
     return _join_rows(split, order).flatten(2)[:, :, :groups].contiguous()
 
 
+def _positive(part: BlockScaled) -> BlockScaled:
+    """NVFP4 whose scales are all positive, or 0 over codes of 0."""
+    flip = torch.where(part.scales >= 0x80, 0x88, 0).to(torch.uint8)
+    keep = torch.where(part.scales & 0x7F == 0, 0, 0xFF).to(torch.uint8)
+    codes = (part.values.unflatten(-1, (-1, NVFP4.block // 2)) ^ flip[..., None]) & keep[..., None]
+    return BlockScaled(codes.flatten(-2), part.scales & 0x7F, part.format, part.row_scales)
+
+
+def _pack_block_scales(part: BlockScaled, order: RowOrder, k_tiles: int) -> Tensor:
+    """Positive NVFP4's scales → int32 ``[E, R, T + 1, 16]``."""
+    scales, rows = part.scales, part.row_scales
+    assert rows is not None
+    bits = scales.view(torch.float8_e4m3fn).float().view(torch.int32)
+    scales = torch.where(scales == 0, 0, (bits >> 20) - _E5M3_OFFSET).to(torch.uint8)
+    padded = _pad_groups(scales.unflatten(2, (-1, 2)), 2 * k_tiles).unflatten(2, (k_tiles, 2))
+    padded = _split_rows(padded, order).permute(0, 1, 4, 3, 6, 5, 2)  # [E, R, T, g, p, G, h]
+    words = padded.contiguous().flatten(5).view(torch.int32).flatten(3)
+    of_rows = pack_rows(rows, order).contiguous().view(torch.int32).unflatten(1, (-1, 1, TILE_ROWS))
+    return torch.cat((words, of_rows), dim=2)
+
+
+def _unpack_block_scales(words: Tensor, order: RowOrder, groups: int) -> tuple[Tensor, Tensor]:
+    """The inverse of ``_pack_block_scales``: scale bytes ``[E, rows, 2 * groups]`` and float32 ``[E, rows]``."""
+    of_rows = words[:, :, -1].contiguous().view(torch.float32).unflatten(2, (2, 8))
+    split = words[:, :, :-1].contiguous()[..., None].view(torch.uint8).unflatten(3, (8, 2)).unflatten(5, (2, 2))
+    split = split.permute(0, 1, 6, 3, 2, 5, 4)  # [E, R, h, g, T, G, p]
+    scales = _join_rows(split, order).flatten(2, 3)[:, :, :groups].flatten(2)
+    numbers = ((scales.int() + _E5M3_OFFSET) << 20).view(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
+    return torch.where(scales == 0, 0, numbers).to(torch.uint8), _join_rows(of_rows, order).contiguous()
+
+
 def _pack_peaks(scales: Tensor, order: RowOrder) -> Tensor:
     """Bytes ``[E, rows, groups]`` → int32 ``[E, R, 8]``."""
     half = PEAK_BIAS - _split_rows(scales.amax(2).int(), order)  # [E, R, h, g]
@@ -270,6 +315,8 @@ def check_packable(tensor: BlockScaled) -> None:
         raise Unsupported(f"Expert weights have three axes; this tensor is {tensor.shape}.")
     if tensor.format not in _MOVES:
         raise Unsupported(f"There is no packed layout for {tensor.format.name} weights.")
+    if tensor.shape[2] % BLOCK:
+        raise Unsupported(f"Expert weights need a multiple of {BLOCK} columns, not {tensor.shape[2]}.")
     if tensor.shape[1] % TILE_ROWS:
         raise Unsupported(f"Expert weights need a multiple of {TILE_ROWS} rows, not {tensor.shape[1]}.")
 
@@ -298,6 +345,10 @@ class Findings:
         if not has_numbers(part.scales):
             return
         largest = part.scales.flatten(1).amax(1).int()
+        if part.format.has_row_scales:  # E4M3, of which none is too large
+            largest = torch.where(((part.scales & 0x7F) == 0x7F).flatten(1).any(1), SCALE_NAN, 0)
+            assert part.row_scales is not None
+            self.add_nan(part.row_scales, f"An {part.format.name} weight has a NaN for its scale.")
         if part.format is MXFP8:
             nan = ((part.values & 0x7F) == 0x7F).flatten(1).any(1).int()
         else:
@@ -354,27 +405,35 @@ def pack(
     fmt = tensor.format
     experts, rows, k = tensor.shape
     k_tiles = -(-k // TILE_K)
-    lanes = (LANES, 4) if fmt is MXFP4 else (2, LANES, 4)
+    lanes = (LANES, 4) if fmt.bits == 4 else (2, LANES, 4)
+    of_tiles = (k_tiles + 1, 16) if fmt.has_row_scales else (k_tiles, 8)
     words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
-    scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
+    scales = torch.empty((experts, rows // TILE_ROWS, *of_tiles), dtype=torch.int32, device=device)
     peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
     if tensor.device.type == "meta":  # for the first difference of such tensors torch imports its compiler
         return Packed(words, scales, peaks, fmt, order, k)
     step = max(1, CHUNK_BYTES // max(1, tensor.values[:1].nbytes))
     for start in range(0, experts, step):
         part, place = tensor[start : start + step].to(device), slice(start, start + step)
+        found.add(part)
+        if fmt.has_row_scales:
+            part = _positive(part)
+            scales[place] = _pack_block_scales(part, order, k_tiles)
+        else:
+            scales[place] = _pack_scales(part.scales, order, k_tiles)
         words[place] = _pack_words(part.values, fmt, order, k_tiles)
-        scales[place] = _pack_scales(part.scales, order, k_tiles)
         if peaks is not None:
             peaks[place] = _pack_peaks(part.scales, order)
-        found.add(part)
     if findings is None:
         found.refuse()
     return Packed(words, scales, peaks, fmt, order, k)
 
 
 def unpack(packed: Packed) -> BlockScaled:
-    """The tensor that was packed, bit for bit."""
+    """The tensor that was packed, bit for bit; of NVFP4 the same numbers, under scales that are not negative."""
     groups = packed.k // BLOCK
     values = _unpack_words(packed.words, packed.format, packed.order, groups)
+    if packed.format.has_row_scales:
+        scales, rows = _unpack_block_scales(packed.scales, packed.order, groups)
+        return BlockScaled(values, scales, packed.format, rows)
     return BlockScaled(values, _unpack_scales(packed.scales, packed.order, groups), packed.format)

@@ -15,7 +15,8 @@ bf16 activations keep column order in memory: under ``QUADS`` they are fetched i
 land in the operand's own swizzled layout; else they are permuted in registers. Quantised ones are stored in that order.
 
 ``bf16``: E2M1 and E4M3 become bf16 exactly, times their group's scale and 2**-64, which the epilogue gives back: group
-scales up to 2**65 fit, and products with ordinary activations stay clear of float32's subnormals.
+scales up to 2**65 fit, and products with ordinary activations stay clear of float32's subnormals. NVFP4's scales of 16
+columns leave six significant bits; the float32 scales of its rows belong to the sums (``row_scales``).
 ``e4m3``: E2M1 becomes E4M3 * 2**6, and both operands keep their scales for the block-scaled matrix instruction.
 
 Inline assembly takes one word at a time (``pack=1``): which elements a larger pack would get is not specified, and
@@ -40,6 +41,8 @@ _E2M1_IN_E4M3: tl.constexpr = tl.constexpr(2.0**6)
 # The exponent byte of a group's scale as a bf16 factor: 2**(byte - 127) * 2**-64 * 2**126 for E2M1 (2**120 for E4M3).
 _E2M1_EXPONENT: tl.constexpr = tl.constexpr(62)
 _E4M3_EXPONENT: tl.constexpr = tl.constexpr(56)
+# NVFP4's packed scale << 4 as a bf16 factor, twice: its exponents are biased by 10, and 127 - 10 + 62 are missing.
+_NVFP4_FACTOR: tl.constexpr = tl.constexpr(179 * 0x00800080)
 # Two bf16 numbers times two others; adding -0 keeps signed zeros. The plain bf16x2 product exists from SM90 on only.
 _MULTIPLY: tl.constexpr = tl.constexpr("""{
     .reg .b32 z;
@@ -116,12 +119,36 @@ def _scale_bytes(s, R: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def bf16_weights(q, s, BITS: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr, PLAIN: tl.constexpr):
-    """Words [R, 128] (MXFP8: [R, 128, 2 = G]) and scale words [R, 8] → bf16 [16 R, 64], columns in fragment order."""
-    b = _scale_bytes(s, R, 1)
+def _e2m1_factors(s, R: tl.constexpr, NVFP4: tl.constexpr):
+    """Scale words [R, 8 = g], or of NVFP4 [R, 16 = (g p)] → bf16 factors twice in a uint32 [R, 8, 4 = (p t % 2), 4]."""
+    if NVFP4:
+        b = (s.reshape(R, 8, 2, 1, 1) >> (8 * tl.arange(0, 4))) & 0xFF
+        factor = tl.broadcast_to(b * 0x00100010 + _NVFP4_FACTOR, (R, 8, 2, 2, 4))
+        return factor.reshape(R, 8, 4, 4)
+    else:
+        b = _scale_bytes(s, R, 1)
+        return tl.broadcast_to(((b + _E2M1_EXPONENT) * 0x00800080).reshape(R, 8, 1, 4), (R, 8, 4, 4))
+
+
+@triton.jit
+def row_scales(scales_ptr, expert, row, rows, k):
+    """NVFP4's float32 scales of packed rows, which stand behind the scale words of their row tiles."""
+    tile = row // 16
+    if expert is not None:
+        tile = expert.to(tl.int64) * (rows // 16) + tile
+    at = ((tile + 1).to(tl.int64) * (tl.cdiv(k, 64) + 1) - 1) * 16 + row % 16
+    return tl.load(scales_ptr + at, mask=row < rows, other=0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bf16_weights(
+    q, s, BITS: tl.constexpr, NVFP4: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr, PLAIN: tl.constexpr
+):
+    """Words [R, 128] (MXFP8: [R, 128, 2 = G]) and scale words [R, 8] (NVFP4: [R, 16]) → bf16 [16 R, 64], columns in
+    fragment order."""
     if BITS == 4:
         shape: tl.constexpr = (R, 8, 4, 4)
-        factor = tl.broadcast_to(((b + _E2M1_EXPONENT) * 0x00800080).reshape(R, 8, 1, 4), shape)
+        factor = _e2m1_factors(s, R, NVFP4)
         f0, f1, f2, f3 = e2m1_to_bf16(q.reshape(shape))
         even = tl.join(scaled_pairs(f0, factor, PLAIN), scaled_pairs(f2, factor, PLAIN))
         odd = tl.join(scaled_pairs(f1, factor, PLAIN), scaled_pairs(f3, factor, PLAIN))
@@ -129,7 +156,7 @@ def bf16_weights(q, s, BITS: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr,
         w = w.permute(0, 4, 1, 3, 6, 2, 7, 5) if QUADS else w.permute(0, 4, 1, 3, 6, 7, 2, 5)
     else:
         shape: tl.constexpr = (R, 8, 4, 2, 2, 2)
-        b = b.reshape(R, 8, 2, 2).permute(0, 1, 3, 2).reshape(R, 8, 1, 1, 2, 2)
+        b = _scale_bytes(s, R, 1).reshape(R, 8, 2, 2).permute(0, 1, 3, 2).reshape(R, 8, 1, 1, 2, 2)
         factor = tl.broadcast_to((b + _E4M3_EXPONENT) * 0x00800080, shape)
         f0, f1 = e4m3_to_bf16(q.reshape(shape))
         w = tl.join(scaled_pairs(f0, factor, PLAIN), scaled_pairs(f1, factor, PLAIN))  # R g t s h G p c

@@ -20,6 +20,7 @@ from microscale.kernels.fragments_jit import (
     group_scales,
     mxfp4_fragments,
     mxfp8_fragments,
+    nvfp4_fragments,
 )
 
 
@@ -71,9 +72,41 @@ def add_scaled(acc, a, b, scales, h, mma: gl.constexpr):
 
 
 @gluon.jit
-def unscaled(r, BITS: gl.constexpr):
+def add_tile(acc, q0, q1, b, scales, z, h, BITS: gl.constexpr, NVFP4: gl.constexpr, mma: gl.constexpr):
+    """``acc`` plus one tile of 64 columns: weights and scale words as they were loaded, times the operands ``b``."""
+    LA: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    if NVFP4:
+        return add_products(acc, nvfp4_fragments(q0, scales, z, LA), b)
+    else:
+        return add_scaled(acc, weight_fragments(q0, q1, z, BITS, LA), b, scales, h, mma)
+
+
+@gluon.jit
+def add_products(acc, a, b):
+    """``acc`` plus one tile of 64 columns whose scales are in the weights, or belong to whole rows."""
+    a00, a01, a10, a11 = a
+    b00, b01, b10, b11 = b
+    acc = mma_v2(a01, b01, mma_v2(a00, b00, acc))
+    return mma_v2(a11, b11, mma_v2(a10, b10, acc))
+
+
+@gluon.jit
+def lane_scales(lane):
+    """Of NVFP4: which of a tile's 16 scale words a lane has."""
+    return lane // 4 * 2 + lane % 4 // 2
+
+
+@gluon.jit
+def row_scales(s_ptr, row, rows, k_tiles):
+    """NVFP4's float32 scales of packed rows, which stand behind the scale words of their row tiles."""
+    at = ((row // 16 + 1) * (k_tiles + 1) - 1) * 16 + row % 16
+    return gl.load(s_ptr + at, mask=row < rows, other=0).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def unscaled(r, BITS: gl.constexpr, NVFP4: gl.constexpr):
     """Sums of products, less the power of two that their weights and activations carry (``fragments_jit``)."""
-    if BITS == 4:
+    if BITS == 4 and not NVFP4:
         r *= MXFP4_UNSCALE
     elif BITS == 8:
         r *= MXFP8_UNSCALE
@@ -81,6 +114,6 @@ def unscaled(r, BITS: gl.constexpr):
 
 
 @gluon.jit
-def sum_slices(acc, BITS: gl.constexpr):
+def sum_slices(acc, BITS: gl.constexpr, NVFP4: gl.constexpr):
     """Partial sums [S, 16 B, N] of the slices → [16 B, N], always in the same order."""
-    return unscaled(gl.sum(acc, axis=0), BITS)
+    return unscaled(gl.sum(acc, axis=0), BITS, NVFP4)

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
 import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,17 +78,18 @@ def resolve(
             f"gpt-oss-20b, nor {embedded.NAME}, the embedded model."
         )
     try:
-        found = Path(
-            huggingface_hub.snapshot_download(
-                model,
-                cache_dir=cache_dir,
-                endpoint=endpoint,
-                local_files_only=offline,
-                allow_patterns=_CONFIGS if config_only else _CONFIGS + _WEIGHTS,
-                ignore_patterns=_UNWANTED,
-                tqdm_class=None if config_only else one_bar(),
+        with _ended_by_ctrl_c():
+            found = Path(
+                huggingface_hub.snapshot_download(
+                    model,
+                    cache_dir=cache_dir,
+                    endpoint=endpoint,
+                    local_files_only=offline,
+                    allow_patterns=_CONFIGS if config_only else _CONFIGS + _WEIGHTS,
+                    ignore_patterns=_UNWANTED,
+                    tqdm_class=None if config_only else one_bar(),
+                )
             )
-        )
         if not offline and not (found / _CONFIG).exists():
             names = huggingface_hub.HfApi(endpoint).list_repo_files(model)
             if any(name.endswith(GGUF) for name in names) or not found.exists():
@@ -125,6 +131,21 @@ def missing(model: str, *, offline: bool, cache_dir: Path | None = None, endpoin
     cache = cache_dir or Path(huggingface_hub.constants.HF_HUB_CACHE)
     size = sum(file.file_size or 0 for file in wanted)
     return Missing(len(wanted), size, cache) if wanted else None
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Inside, Ctrl-C ends the program. Otherwise it waits for the library's threads, which first finish their files of
+    several GB. Files that are half there are continued by the next download."""
+    plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not plain or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def one_bar(*, shown: bool = True) -> Any:

@@ -15,7 +15,6 @@ checked against all of this before any is read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 from microscale.errors import BadConfig, Unsupported
 from microscale.models.json_object import JsonObject, read_json_object
 from microscale.models.known_checkpoints import refuse_format
+from microscale.models.module_patterns import any_match, expression, read_patterns, wildcards, within, without_prefix
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 KEY = "quantization_config"
@@ -145,15 +145,15 @@ def _modelopt(file: JsonObject, config: Mapping[str, object], prefixes: Sequence
             raise file.fault("quantized_layers", "is empty, so 'MIXED_PRECISION' names no layer")
     else:
         everywhere = _modelopt_format(file, config)
-    left_out = _patterns(file, "ignore" if "ignore" in file.data else "exclude_modules")
-    is_left_out = _wildcards(left_out, prefixes)
-    bare = {_without_prefix(name, prefixes): fmt for name, fmt in layers.items()}
+    left_out = read_patterns(file, "ignore" if "ignore" in file.data else "exclude_modules")
+    is_left_out = wildcards(left_out, prefixes)
+    bare = {without_prefix(name, prefixes): fmt for name, fmt in layers.items()}
 
     def scheme(names: Sequence[str]) -> str:
         if is_left_out(names[0]):
             return PLAIN
         # An entry names a module or what it is in: ``mlp.experts`` for all matrices of all experts.
-        return next((bare[each] for each in _within(names[0]) if each in bare), everywhere)
+        return next((bare[each] for each in within(names[0]) if each in bare), everywhere)
 
     return scheme
 
@@ -191,22 +191,22 @@ def _compressed_tensors(file: JsonObject, config: Mapping[str, object], prefixes
     for name in groups.data:
         group = groups.nested(name)
         fmt = _compressed_format(group, group.optional("format", str, outer), config)
-        targets += [(target, fmt) for target in _patterns(group, "targets", required=True)]
+        targets += [(target, fmt) for target in read_patterns(group, "targets", required=True)]
     if not targets:
         raise file.fault("config_groups", "has no group, so no module is quantised")
     # As in the library: names go before expressions, and those before classes.
     named = {target: fmt for target, fmt in targets if "." in target and not target.startswith("re:")}
-    expressions = [(_expression(file, "targets", t), fmt) for t, fmt in targets if t.startswith("re:")]
+    expressions = [(expression(file, "targets", t), fmt) for t, fmt in targets if t.startswith("re:")]
     by_class = next((fmt for target, fmt in targets if target == "Linear"), PLAIN)
-    ignored = _patterns(file, "ignore")
+    ignored = read_patterns(file, "ignore")
     ignored_names = {name for name in ignored if not name.startswith("re:")}
-    ignored_expressions = [_expression(file, "ignore", name) for name in ignored if name.startswith("re:")]
+    ignored_expressions = [expression(file, "ignore", name) for name in ignored if name.startswith("re:")]
 
     def scheme(names: Sequence[str]) -> str:
-        if not ignored_names.isdisjoint(names) or _any_match(ignored_expressions, names):
+        if not ignored_names.isdisjoint(names) or any_match(ignored_expressions, names):
             return PLAIN
         by_name = [named[name] for name in names if name in named]
-        by_name += [fmt for pattern, fmt in expressions if _any_match([pattern], names)]
+        by_name += [fmt for pattern, fmt in expressions if any_match([pattern], names)]
         return by_name[0] if by_name else by_class
 
     return scheme
@@ -242,16 +242,16 @@ def _quark(file: JsonObject, config: Mapping[str, object], prefixes: Sequence[st
     everywhere = _quark_format(file.nested("global_quant_config"), config)
     layers = file.nested("layer_quant_config") if file.data.get("layer_quant_config") else None
     own = [
-        (_wildcards([name], prefixes), _quark_format(layers.nested(name), config))
+        (wildcards([name], prefixes), _quark_format(layers.nested(name), config))
         for name in (layers.data if layers is not None else ())
         if layers is not None
     ]
-    left_out = _patterns(file, "exclude")
-    is_left_out = _wildcards([name for name in left_out if not name.startswith("re:")], prefixes)
-    expressions = [_expression(file, "exclude", name) for name in left_out if name.startswith("re:")]
+    left_out = read_patterns(file, "exclude")
+    is_left_out = wildcards([name for name in left_out if not name.startswith("re:")], prefixes)
+    expressions = [expression(file, "exclude", name) for name in left_out if name.startswith("re:")]
 
     def scheme(names: Sequence[str]) -> str:
-        if is_left_out(names[0]) or _any_match(expressions, names):
+        if is_left_out(names[0]) or any_match(expressions, names):
             return PLAIN
         return next((fmt for matches, fmt in own if matches(names[0])), everywhere)
 
@@ -277,7 +277,7 @@ def _fp8(file: JsonObject, config: Mapping[str, object], prefixes: Sequence[str]
             raise file.fault("weight_block_size", f"is {file.data['weight_block_size']}; supported is {SQUARE}")
     if file.optional("fmt", str, "e4m3") != "e4m3":
         raise Unsupported(f"{file.source}: 'fmt' {file.data['fmt']!r} is not supported; supported is 'e4m3'.")
-    is_left_out = _wildcards(["lm_head", *_patterns(file, "modules_to_not_convert")], prefixes)
+    is_left_out = wildcards(["lm_head", *read_patterns(file, "modules_to_not_convert")], prefixes)
     return lambda names: PLAIN if is_left_out(names[0]) else fmt
 
 
@@ -287,51 +287,3 @@ READERS: Mapping[str, Callable[[JsonObject, Mapping[str, object], Sequence[str]]
     "quark": _quark,
     "fp8": _fp8,
 }
-
-# ---- patterns --------------------------------------------------------------------------------------------------------
-
-
-def _patterns(file: JsonObject, key: str, *, required: bool = False) -> list[str]:
-    found = file.require(key, list) if required else file.optional(key, list, [])
-    patterns = [pattern for pattern in found if isinstance(pattern, str)]
-    if len(patterns) != len(found):
-        raise file.fault(key, "must be a list of module names")
-    return patterns
-
-
-def _wildcards(patterns: Sequence[str], prefixes: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name without prefix matches one of the patterns: ``lm_head``, ``model.layers.0.router*``. A pattern
-    without a star names a module and everything in it, wherever it is: ``mlp.gate`` is that of every layer."""
-    bare = {_without_prefix(pattern, prefixes) for pattern in patterns}
-    plain = [f".{pattern}." for pattern in bare if "*" not in pattern]
-    starred = (
-        ".*".join(re.escape(piece) for piece in pattern.split("*")) for pattern in sorted(bare) if "*" in pattern
-    )
-    expression = re.compile("|".join(starred) or r"(?!)")
-
-    def matches(name: str) -> bool:
-        return any(pattern in f".{name}." for pattern in plain) or expression.fullmatch(name) is not None
-
-    return matches
-
-
-def _expression(file: JsonObject, key: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern.removeprefix("re:"))
-    except re.error as error:
-        raise file.fault(key, f"holds {pattern!r}, which is no regular expression ({error})") from None
-
-
-def _any_match(patterns: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
-    return any(pattern.match(name) for pattern in patterns for name in names)
-
-
-def _within(name: str) -> list[str]:
-    """A module's name and those of what it is in, the longest first."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-
-
-def _without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
-    return name.removeprefix(prefix)

@@ -112,8 +112,12 @@ class Precision:
 
     def named(self, name: str) -> Precision:
         """Another of ``PRECISIONS`` with what the user changed of this one."""
-        own = ("chosen", "moe_activations", "kv_cache_dtype")
-        return replace(PRECISIONS[name], **{field: getattr(self, field) for field in own})
+        return replace(
+            PRECISIONS[name],
+            chosen=self.chosen,
+            moe_activations=self.moe_activations,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
     def options(self) -> dict[str, Any]:
         """The options of ``EngineConfig`` that give this precision: see ``make_precision``."""
@@ -178,5 +182,5 @@ def make_precision(
     one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
     one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     chosen = parse_layer_formats(layer_formats)
-    changed = {"moe_activations": moe_activations, "kv_cache_dtype": kv_cache_dtype}
-    return replace(PRECISIONS.get(name, Precision(AUTO)), chosen=tuple(chosen.items()), **changed)
+    base = PRECISIONS.get(name, Precision(AUTO))
+    return replace(base, chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype)

@@ -9,11 +9,18 @@ from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import ReferenceAttention
 from microscale.kernels.dense.dequantized import DequantizedDense
-from microscale.kernels.dense.fragments import TritonFp8, TritonMxfp4, TritonMxfp4A8, TritonMxfp8, TritonMxfp8A8
+from microscale.kernels.dense.fragments import (
+    TritonFp8,
+    TritonMxfp4,
+    TritonMxfp4A8,
+    TritonMxfp8,
+    TritonMxfp8A8,
+    TritonNvfp4,
+)
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
-from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
+from microscale.kernels.moe.bf16_activations import TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
@@ -31,6 +38,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     DequantizedMoe(),
     TritonW4A16(),
     TritonW8A16(),
+    TritonNvfp4A16(),
     TritonW4A8(),
     TritonW8A8(),
     ReferenceDense(),
@@ -39,6 +47,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonFp8(),
     TritonMxfp8(),
     TritonMxfp4(),
+    TritonNvfp4(),
     TritonMxfp8A8(),
     TritonMxfp4A8(),
     ReferenceAttention(),

@@ -19,7 +19,7 @@ from microscale.engine.loading import build, fit, prepare
 from microscale.engine.loading.build import Precisions, Queueing, build_engine, describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import workload_of
-from microscale.engine.predictions import Point
+from microscale.engine.predictions import Phase, Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded
@@ -121,6 +121,11 @@ def test_what_is_told_of_an_engine_holds_the_speeds_that_explain_predicts() -> N
     for point in points:
         assert point == same[point.kind, point.batch, point.context]
     assert all(row["low"] < row["tok_s"] < row["high"] for row in told)
+    offers = build._offers(prepared)
+    assert [offer.name for offer in offers] == ["exact", "balanced", "fast"]
+    assert offers[0].tok_s is not None
+    assert offers[0].tok_s == pytest.approx(same[Phase.DECODE, 1, 128].tok_s)
+    assert build._offers(tiny) == ()
 
 
 def test_preparing_a_checkpoint_reads_none_of_its_weights() -> None:

@@ -20,7 +20,7 @@ from microscale.text.tokenizer import Tokenizer
 from microscale_lab.markdown import write_section
 from microscale_lab.quality.checks import ModelAnswer, fits, is_exact, is_right
 from microscale_lab.quality.measure import Distance, distance, greedy, greedy_after
-from microscale_lab.quality.report import BAR, as_json, as_markdown, bar, table
+from microscale_lab.quality.report import BAR, as_costs, as_json, as_markdown, bar, table
 from microscale_lab.quality.run import REFERENCE, ChoiceResult, Comparison, all_choices, choose, run
 from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Encoded, dump_tasks, encode, load_tasks
 from support.loading import load_model
@@ -233,3 +233,19 @@ def test_the_command_prints_json(folder: Path) -> None:
     rows = json.loads(result.stdout)
     assert [row["choice"] for row in rows] == [REFERENCE, "kv-cache=fp8"]
     assert rows[1]["distance"]["kl"] > 0
+
+
+def test_what_is_recorded_is_what_the_page_says() -> None:
+    """Only of precisions, in the page's two digits; what did not run has no cost."""
+    rows = [
+        ChoiceResult(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0}),
+        ChoiceResult("exact", 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0}),
+        ChoiceResult("balanced", reason="nothing runs it"),
+        ChoiceResult("fast", 0.9, Distance(0.0123, 4.2345e-3, 0.991), {"json": 0.8}),
+    ]
+    costs = as_costs(rows, "model", "NVIDIA H200", 2, True)
+    assert [(cost.model, cost.precision, cost.kl) for cost in costs] == [
+        ("model", "exact", 0.0),
+        ("model", "fast", 4.2e-3),
+    ]
+    assert "| 4.2e-03 |" in as_markdown(rows, "model", "2 prompts.")

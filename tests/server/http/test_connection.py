@@ -23,7 +23,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 MIB = 2**20
-PATHS = {
+PATHS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True},
     "/v1/completions": {"prompt": "on and on"},
     "/v1/responses": {"input": "x", "ignore_eos": True},

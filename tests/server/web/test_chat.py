@@ -139,6 +139,7 @@ def test_what_is_running(open_page: Open) -> None:
         page.get_by_role("link", name="What is running").click()
         expect(page.locator("#running-title")).to_be_focused()
         expect(page.locator("#running-lead")).to_contain_text("on NVIDIA GeForce RTX 5090, precision exact")
+        expect(page.locator("#precisions-line")).to_contain_text("tokens per second; cost in quality not measured")
         expect(page.locator("#memory-lead")).to_contain_text("of 28.8 GiB that may be used")
         expect(page.locator(".memory-list")).to_contain_text("Runtime1 GiB")
         rows = page.locator(".layer-row")

@@ -183,11 +183,11 @@ def _announce_download(options: EngineConfig, shape: Outline, plan: Plan, setup:
     if missing is None:
         return
     missing.check_disk(options.model)
-    point = predict(shape, plan, setup, Phase.DECODE, 1, min(SHORT_CONTEXT, shape.max_context), step_tokens)
-    log.info(
-        "Downloading %s: %.1f GB in %d files to %s. Predicted on %s: %.3g tokens per second for one sequence.",
-        options.model, missing.bytes / 1e9, missing.files, missing.cache, setup.gpu.name, point.tok_s,
-    )  # fmt: skip
+    message = f"Downloading {options.model}: {missing.bytes / 1e9:.1f} GB in {missing.files} files to {missing.cache}."
+    if not setup.gpu.is_cpu:  # a CPU's speed was reported before
+        point = predict(shape, plan, setup, Phase.DECODE, 1, min(SHORT_CONTEXT, shape.max_context), step_tokens)
+        message += f" Predicted on {setup.gpu.name}: {point.tok_s:.3g} tokens per second for one sequence."
+    log.info("%s", message)
 
 
 # ---- what the options mean -------------------------------------------------------------------------------------------

@@ -2,6 +2,11 @@
 
 A stopped process or a hung GPU can send no message, so the owner reads the page once a second and compares it with its
 own clock. A step writes two numbers: no system call, and nothing to send.
+
+The process counts as hung when it has not run for ``STOPPED_S``, because of a signal or a debugger, or when a step
+takes longer than it should. On a GPU that is ten times the prediction of the longest step and at least 5 s, on a CPU
+300 s (``predictions.step_limit_s``). Capturing a graph and compiling a kernel have limits of their own
+(``process.loop``), and loading has the owner's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from microscale.hardware.cards import SM86, SM89, Family, Gpu
@@ -27,6 +27,7 @@ class DenseFormat(StrEnum):
     FP8 = "fp8"
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
 
 
 class Size(StrEnum):
@@ -98,11 +99,11 @@ SECTION = Section(Kernels.SMALL_BATCH_DENSE, DenseCase, DenseTile, _misfit)
 
 # The rule. Tiles of a batch, by tokens of a program: what 255 registers hold without a spill on every SM.
 _AHEAD = {
-    8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
-    16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
+    8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4, DenseFormat.NVFP4: 4},
+    16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2, DenseFormat.NVFP4: 2},
     # Few rows are a wave of programs that wait for tokens more than for weights (H200, 5120 x 2880 MXFP4, 32 tokens: 1
     # ahead 11.1 us with 168 registers, 2 ahead 15).
-    32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1},
+    32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1, DenseFormat.NVFP4: 1},
 }
 # Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6): four warps side by side, and no slices.
 _ONE_ROW_TILE_A_WARP = frozenset({SM86, SM89})
@@ -128,7 +129,7 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
-    """The tile that was measured on the card's family, or else the rule's."""
+    """The tile that was measured on the card's family, for NVFP4 or else for MXFP4, or else the rule's."""
     columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
@@ -136,7 +137,10 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
 
 
 def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
-    row = measured(SECTION, gpu.family).get(case)
+    rows = measured(SECTION, gpu.family)
+    row = rows.get(case)
+    if row is None and case.format is DenseFormat.NVFP4:  # its codes are MXFP4's
+        row = rows.get(replace(case, format=DenseFormat.MXFP4))
     return by_rule(case, gpu.family) if row is None else row.tile
 
 

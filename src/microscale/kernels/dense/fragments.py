@@ -1,4 +1,5 @@
-"""``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
+"""``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``, ``triton_nvfp4``: weights in fragments times bf16 activations, on
+any GPU from SM80 on.
 
 Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more take a
 GEMM that decodes weights on their way into the matrix unit; from 65 (SM90) or 256 on one layer's weights are unpacked
@@ -219,6 +220,14 @@ class TritonMxfp4(Fragments):
     name = "triton_mxfp4"
     format = "mxfp4"
     layout = layout_name("mxfp4")
+
+
+class TritonNvfp4(Fragments):
+    """NVFP4 weights become bf16 in registers; the float32 scale of a row is applied to its sum."""
+
+    name = "triton_nvfp4"
+    format = "nvfp4"
+    layout = layout_name("nvfp4")
 
 
 class TritonMxfp8A8(BlockScaledFragments):

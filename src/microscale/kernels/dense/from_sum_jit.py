@@ -172,7 +172,7 @@ def small_batch_from_sum(
     residual_ptr,  # bf16 [k]
     norm_ptr,  # bf16 [k]: weight of the norm
     w_ptr,
-    s_ptr,  # GROUP: scale words
+    s_ptr,  # GROUP, NVFP4: scale words
     channel_ptr,  # CHANNEL: float32 [rows]
     bias_ptr,  # bf16 [rows]
     sum_ptr,  # bf16 [k]
@@ -203,7 +203,7 @@ def small_batch_from_sum(
     row_tile = gl.program_id(1) * B
     walk, z, h = weights_of(w_ptr, s_ptr, row_tile, rows, k, B, WARPS_N, SLICES, BITS, SCALES)
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
+    of_rows = load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES)
     batch = load_batch(walk, 0, AHEAD, BITS, SCALES, True)
     loaded = _load_token(x_ptr, residual_ptr, norm_ptr, k, SLICES * WARPS_N, CHUNKS, HELD, PDL)
     if EARLY:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from microscale.formats import NVFP4
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import GemmTile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
@@ -93,6 +94,9 @@ def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile:
         or_unread(packed.bias, x),
     )
     sizes = (tokens, packed.rows, packed.k, values.stride(0), int(packed.bias is not None))
-    constants = gemm_constants(gpu, path, tile) | {"CHANNELS": packed.channels is not None}
+    constants = gemm_constants(gpu, path, tile) | {
+        "CHANNELS": packed.channels is not None,
+        "NVFP4": packed.format == NVFP4.name,
+    }
     grid = (cdiv(packed.rows, tile.block_n) * cdiv(tokens, tile.block_m),)
     return _GemmLaunch(grid, inputs, sizes, constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))

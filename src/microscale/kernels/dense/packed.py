@@ -33,7 +33,9 @@ class PackedDense:
     """One matrix ``[rows, k]``."""
 
     weight: Tensor  # bf16 [rows, k], or int32 [rows / 16, ceil(k / 64), ...]
-    groups: Tensor | None  # int32 [rows / 16, ceil(k / 64), 8]: scale bytes of MXFP8 and MXFP4
+    groups: (
+        Tensor | None
+    )  # int32 [rows / 16, ceil(k / 64), 8]: scale bytes of MXFP8 and MXFP4; NVFP4's and its rows' scales
     channels: Tensor | None  # float32 [rows]: scales of FP8
     bias: Tensor | None  # bf16 [rows]
     format: str
@@ -42,7 +44,7 @@ class PackedDense:
 
     @property
     def bits(self) -> int:
-        return {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}[self.format]
+        return {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4, "nvfp4": 4}[self.format]
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +69,7 @@ def pack(weights: DenseWeights) -> PackedDense:
     """The weights in fragments, where they are, in chunks of rows."""
     weight = weights.weight
     if isinstance(weight, torch.Tensor):
-        raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
+        raise Unsupported("Fragments hold fp8, mxfp8, mxfp4 and nvfp4 weights, not bf16.")
     rows, k = weight.shape
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
     findings = layouts.Findings()
@@ -101,5 +103,4 @@ def _pack_rows(weight: BlockScaled | ChannelScaled, findings: layouts.Findings) 
     if isinstance(weight, ChannelScaled):
         ones = torch.full((weight.shape[0], weight.shape[1] // BLOCK), 127, dtype=torch.uint8, device=weight.device)
         weight = BlockScaled(weight.values, ones, MXFP8)
-    stack = BlockScaled(weight.values[None], weight.scales[None], weight.format)
-    return layouts.pack(stack, RowOrder.PLAIN, None, findings)
+    return layouts.pack(weight[None], RowOrder.PLAIN, None, findings)

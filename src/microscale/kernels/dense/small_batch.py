@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = ANY_ROWS_TOKENS
 """Up to which every layer takes this kernel."""
-BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
+BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4, "nvfp4": 4}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
 
@@ -70,7 +70,8 @@ def tile_constants(tile: DenseTile) -> dict[str, int]:
 @cache
 def _scales() -> dict[str, int]:
     group = walk_jit.GROUP.value
-    return {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
+    of_rows = {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value}
+    return {**of_rows, "mxfp8": group, "mxfp4": group, "nvfp4": walk_jit.NVFP4.value}
 
 
 def fetches_early(weight_format: str, tile: DenseTile) -> bool:

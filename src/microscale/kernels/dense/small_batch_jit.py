@@ -16,17 +16,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from microscale.kernels.dense.walk_jit import CHANNEL, walk_along_k
-from microscale.kernels.small_batch_core_jit import sum_slices
+from microscale.kernels.dense.walk_jit import CHANNEL, GROUP, NONE, NVFP4, walk_along_k
+from microscale.kernels.small_batch_core_jit import row_scales, sum_slices
 
 
 @gluon.jit
-def load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES: gl.constexpr):
-    """Bias and, of FP8, scale of each row. Before the walk where its slices are short: behind it the fetch is a trip to
-    memory of its own. Programs of many rows have no registers for it (MXFP8 on SM 9.0 spills)."""
+def load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES: gl.constexpr):
+    """Bias and, of FP8 and NVFP4, scale of each row. Before the walk where its slices are short: behind it the fetch is
+    a trip to memory of its own. Programs of many rows have no registers for it (MXFP8 on SM 9.0 spills)."""
     bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
     if SCALES == CHANNEL:
         channel = gl.load(channel_ptr + row, mask=row < rows, other=0.0)
+    elif SCALES == NVFP4:
+        channel = row_scales(s_ptr, row, rows, gl.cdiv(k, 64))
     else:
         channel = bias
     return channel, bias
@@ -36,8 +38,8 @@ def load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES: gl.constexpr):
 def sums_of(acc, of_rows, BITS: gl.constexpr, SCALES: gl.constexpr):
     """Slices added up, the formats' constants and scales applied, plus bias: float32 [16 B, N]."""
     channel, bias = of_rows
-    r = sum_slices(acc, BITS)
-    if SCALES == CHANNEL:
+    r = sum_slices(acc, BITS, SCALES == NVFP4)
+    if SCALES != NONE and SCALES != GROUP:
         r *= channel[:, None]
     return r + bias.to(gl.float32)[:, None]
 
@@ -47,7 +49,7 @@ def sums_of(acc, of_rows, BITS: gl.constexpr, SCALES: gl.constexpr):
 def small_batch(
     x_ptr,  # bf16 [tokens, k]
     w_ptr,
-    s_ptr,  # GROUP: scale words
+    s_ptr,  # GROUP, NVFP4: scale words
     channel_ptr,  # CHANNEL: float32 [rows]
     bias_ptr,  # bf16 [rows]
     residual_ptr,  # bf16 [tokens, rows]
@@ -79,13 +81,13 @@ def small_batch(
     token = gl.program_id(0) * N
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     if SLICES > 1:
-        of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
+        of_rows = load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, EARLY, PDL, mma,
     )  # fmt: skip
     if SLICES == 1:
-        of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
+        of_rows = load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES)
     n = token + gl.arange(0, N, gl.SliceLayout(0, L2))
     r = sums_of(acc, of_rows, BITS, SCALES)
     ok = (row < rows)[:, None] & (n < tokens)[None, :]
@@ -134,7 +136,7 @@ def small_batch_logits(
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, EARLY, PDL, mma,
     )  # fmt: skip
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
+    of_rows = load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES)
     n = token + gl.arange(0, N, LN)
     r = sums_of(acc, of_rows, BITS, SCALES)
     # As in ``logits_epilogue_jit``. Chosen and not branched to, which takes registers.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from microscale.formats import NVFP4
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels import binding
@@ -33,12 +34,16 @@ def pays(tokens: int, gpu: Gpu) -> bool:
 
 
 def unpack(packed: PackedDense) -> Tensor:
-    """bf16 ``[rows, k]``: exact, but for FP8's channels, whose scales are no powers of two."""
+    """bf16 ``[rows, k]``: exact, except where rows have scales, which are no powers of two (FP8, NVFP4)."""
     out = torch.empty((packed.rows, packed.k), dtype=torch.bfloat16, device=packed.weight.device)
     k_tiles = -(-packed.k // TILE_K)
     grid = (packed.rows // TILE_ROWS, cdiv(k_tiles, TILES))
     scales = packed.channels if packed.groups is None else packed.groups
-    constants = {"BITS": packed.bits, "GROUPS": packed.groups is not None, "TILES": TILES, "PLAIN": binding.PLAIN}
+    nvfp4 = packed.format == NVFP4.name
+    groups = packed.groups is not None and not nvfp4
+    constants = {
+        "BITS": packed.bits, "GROUPS": groups, "NVFP4": nvfp4, "TILES": TILES, "PLAIN": binding.PLAIN
+    }  # fmt: skip
     arguments = (packed.weight, scales, out, packed.k, k_tiles)
     launch(unpack_jit.unpack, grid, arguments, constants, {"num_warps": WARPS})
     return out

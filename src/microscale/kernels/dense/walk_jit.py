@@ -9,6 +9,7 @@ computes the batch before. ``SLICES`` warps share a row tile along K.
     8     CHANNEL   E4M3 in fragments (``kernels/layouts.py``), one float32 scale a row, applied in the epilogue
     8     GROUP     MXFP8 in fragments
     4     GROUP     MXFP4 in fragments
+    4     NVFP4     NVFP4 in fragments: scales in the weights, and one float32 scale a row, applied in the epilogue
 
 Everything but the last, partial batches runs without masks. There, addresses stop at the slice's last tile and the
 tokens read as zero. (bf16 weights are masked too: they may hold an infinity, and that times zero is NaN.)
@@ -23,13 +24,14 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_wait
 
 from microscale.kernels.fragments_jit import scale_activations, token_fragments
 from microscale.kernels.small_batch_core_jit import (
-    add_scaled,
+    add_products,
+    add_tile,
     issue_loads_here,
+    lane_scales,
     pair_layout,
     scale_layout,
     token_layout,
@@ -39,6 +41,7 @@ from microscale.kernels.small_batch_core_jit import (
 NONE: tl.constexpr = tl.constexpr(0)
 CHANNEL: tl.constexpr = tl.constexpr(1)
 GROUP: tl.constexpr = tl.constexpr(2)
+NVFP4: tl.constexpr = tl.constexpr(3)
 
 
 @gluon.jit
@@ -66,6 +69,8 @@ def load_batch(walk, t, N: gl.constexpr, BITS: gl.constexpr, SCALES: gl.constexp
             q1 = gl.load(w_ptrs + (at + 128), eviction_policy="evict_first") if BITS == 8 else q0
             if SCALES == GROUP:
                 s = gl.load(s_ptrs + (gl.minimum(t + u, s_last) if MASKED else t + u) * 8)
+            elif SCALES == NVFP4:
+                s = gl.load(s_ptrs + (gl.minimum(t + u, s_last) if MASKED else t + u) * 16)
             else:
                 s = q0
             batch = batch + ((q0, q1, s),)
@@ -140,17 +145,15 @@ def _step(
         x1 = scale_activations(x1)
     b00, b01 = token_fragments(x0, LB)
     b10, b11 = token_fragments(x1, LB)
+    b = (b00, b01, b10, b11)
     if BITS == 16:
         a00, a01 = _bf16_fragments(tile[0], z, LA)
         a10, a11 = _bf16_fragments(tile[1], z, LA)
+        return add_products(acc, (a00, a01, a10, a11), b)
+    elif SCALES == CHANNEL:
+        return add_products(acc, weight_fragments(tile[0], tile[1], z, BITS, LA), b)
     else:
-        a00, a01, a10, a11 = weight_fragments(tile[0], tile[1], z, BITS, LA)
-    if SCALES == GROUP:
-        acc = add_scaled(acc, (a00, a01, a10, a11), (b00, b01, b10, b11), tile[2], h, mma)
-    else:
-        acc = mma_v2(a01, b01, mma_v2(a00, b00, acc))
-        acc = mma_v2(a11, b11, mma_v2(a10, b10, acc))
-    return acc
+        return add_tile(acc, tile[0], tile[1], b, tile[2], z, h, BITS, SCALES == NVFP4, mma)
 
 
 @gluon.jit
@@ -228,6 +231,17 @@ def _scale_words(s_ptr, row_tile, rows, k_tiles, S: gl.constexpr, B: gl.constexp
 
 
 @gluon.jit
+def _lane_scale_words(s_ptr, row_tile, rows, k_tiles, S: gl.constexpr, B: gl.constexpr, LP: gl.constexpr):
+    """Addresses of NVFP4's scale words [S, B, 32 lanes, 1]; the slice's last tile is that of the weights."""
+    L3: gl.constexpr = gl.SliceLayout(3, gl.SliceLayout(4, LP))
+    s = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None, None]
+    tile = row_tile + gl.arange(0, B, gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None, None]
+    lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :, None]
+    at = gl.minimum(tile, rows // 16 - 1) * (k_tiles + 1) + first_tile(s, k_tiles, S)
+    return s_ptr + (at * 16 + lane_scales(lane))
+
+
+@gluon.jit
 def weights_of(
     w_ptr, s_ptr, row_tile, rows, k,
     B: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, BITS: gl.constexpr, SCALES: gl.constexpr,
@@ -250,6 +264,8 @@ def weights_of(
         z = gl.zeros([S, B, 32, 4, 2], gl.int32, LP)
     if SCALES == GROUP:
         s_ptrs, s_last = _scale_words(s_ptr, row_tile, rows, k_tiles, S, B, LS)
+    elif SCALES == NVFP4:
+        s_ptrs, s_last = _lane_scale_words(s_ptr, row_tile, rows, k_tiles, S, B, LP), w_end
     else:
         s_ptrs, s_last = w_ptrs, w_end
     h = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LS))))[None, None, :, None]

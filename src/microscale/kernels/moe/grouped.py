@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
+from microscale.formats import NVFP4
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath, GemmTile, choose
 from microscale.kernels import binding, mxfp8_jit
@@ -110,7 +111,8 @@ def run(
     inputs = quantise(x) if block_scaled else Activation(x, None)
     h = Activation.empty(tokens * top_k, packed.intermediate, block_scaled, x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    settings = GemmSettings(gemm_constants(gpu, path, tile), gemm_options(gpu, path, tile), mma_promise(gpu, path))
+    constants = {"NVFP4": packed.gate_up.format is NVFP4, **gemm_constants(gpu, path, tile)}
+    settings = GemmSettings(constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))
     _gate_up(packed, gate, inputs, work, h, settings)
     _down(packed, h, work, routing, parts, settings)
     combine(parts, y, top_k, gpu)

@@ -16,7 +16,7 @@ What passes L2 decides the shape. A K tile is 2 KB of MXFP4 for each group, 4 KB
 A second product beside the first, from the same operand, would give an expert with 70 pairs 80 columns. ptxas
 serialises all products then, whatever the width (C7512).
 
-MXFP4 or MXFP8 weights (``BITS``); with the latter, bf16 tokens. Operands, the order of columns, and how results are
+MXFP4, NVFP4 or MXFP8 weights; with the latter two, bf16 tokens. Operands, the order of columns, and how results are
 stored: ``grouped_wgmma_jit``.
 """
 
@@ -81,9 +81,9 @@ def _product(
 @gluon.jit
 def _finish(
     acc, bias, row_scale, columns, pairs, out_ptr, block, first, count,
-    ROW_TILES: gl.constexpr, BEGIN: gl.constexpr, COLUMNS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
-    OUT_STRIDE: gl.constexpr,
+    ROW_TILES: gl.constexpr, BEGIN: gl.constexpr, COLUMNS: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr,
+    FIRST: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """What becomes of columns ``BEGIN`` and on, 64 at a time: all at once would take more registers than there are."""
     if COLUMNS > 64:
@@ -92,13 +92,13 @@ def _finish(
         low, high = gl.split(acc.reshape([64, 2, HALF]).permute([0, 2, 1]))
         _finish(
             gl.convert_layout(low, mma, assert_trivial=True), bias, row_scale, columns, pairs, out_ptr, block, first,
-            count, ROW_TILES, BEGIN, HALF, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+            count, ROW_TILES, BEGIN, HALF, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
         )  # fmt: skip
         if count > BEGIN + HALF:
             _finish(
                 gl.convert_layout(high, mma, assert_trivial=True), bias, row_scale, columns, pairs, out_ptr, block,
                 first, count, ROW_TILES, BEGIN + HALF, HALF,
-                FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
     else:
         mma: gl.constexpr = product_layout(COLUMNS, FP8)
@@ -107,6 +107,8 @@ def _finish(
         if FP8:
             acc = acc * gl.convert_layout(row_scale, LR, assert_trivial=True)[:, None]
             acc = acc * (columns.slice(BEGIN, COLUMNS).load(LC)[None, :] if FIRST else 1.0 / H_SCALE)
+        if NVFP4:
+            acc = acc * gl.convert_layout(row_scale, LR, assert_trivial=True)[:, None]
         if HAS_BIAS:
             acc += gl.convert_layout(bias, LR, assert_trivial=True)[:, None]
         if FIRST:
@@ -125,9 +127,9 @@ def _multiply_tile(
     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns, pairs, full,
     empty, expert, block, first, count, step,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr,
-    FIRST: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
-    H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr,
+    FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr,
+    LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """One group's part of an item: row block ``block`` of 64."""
     mma: gl.constexpr = product_layout(COLUMNS, FP8)
@@ -138,7 +140,7 @@ def _multiply_tile(
     tile = gl.minimum(block * 4 + rg // 8, ROW_TILES - 1)
     peaks = row_peaks(peaks_ptr, expert * (ROW_TILES * 8) + tile * 8 + rg % 8, L4, FP8)
     # What the end needs, asked for now: there all groups would wait for it, four times.
-    bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, ROW_TILES, 64, HAS_BIAS, FP8, mma)
+    bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, KT, ROW_TILES, 64, HAS_BIAS, NVFP4, FP8, mma)
     if FP8 or not FIRST:
         n = gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [4], [0]))
         pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
@@ -172,7 +174,7 @@ def _multiply_tile(
             pairs.index(GROUP).slice(0, COLUMNS).store(pair)
     _finish(
         acc, bias, row_scale, columns.index(GROUP), pairs.index(GROUP), out_ptr, block, first, count,
-        ROW_TILES, 0, COLUMNS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+        ROW_TILES, 0, COLUMNS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
     )  # fmt: skip
 
 
@@ -181,8 +183,9 @@ def _multiply(
     factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
     x_smem, w_ring, s_ring, columns, pairs, full, empty, GROUP: gl.constexpr,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
-    GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
+    STAGES: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
+    OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """Rows ``64 * GROUP`` to ``64 * GROUP + 63`` of every item."""
     BLOCKS: gl.constexpr = (ROW_TILES + 4 * GROUPS - 1) // (4 * GROUPS)
@@ -205,7 +208,8 @@ def _multiply(
                 _multiply_tile(
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
                     pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                    BN >> narrower, STAGES, GROUP, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    BN >> narrower, STAGES, GROUP, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE,
+                    OUT_STRIDE,
                 )  # fmt: skip
                 step += KT
         expert, first, count = later
@@ -236,6 +240,7 @@ def grouped_gemm_resident(
     REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr,
     BITS: gl.constexpr,
+    NVFP4: gl.constexpr,
     FP8: gl.constexpr,
     FIRST: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -256,8 +261,9 @@ def grouped_gemm_resident(
     SCALED: gl.constexpr = 2 if GROUPS == 2 else 4
     x_smem = gl.allocate_shared_memory(gl.float8e4nv if FP8 else gl.bfloat16, [STAGES, BN, 64], LX)
     w_ring = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS * (BITS // 4), 32, 4, 4], LW)
-    s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, SCALED * 32], LS)
-    s_ring = s_smem._reinterpret(gl.int32, [STAGES * SCALED, 32], LS)
+    WORDS: gl.constexpr = 64 if NVFP4 else 32
+    s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, SCALED * WORDS], LS)
+    s_ring = s_smem._reinterpret(gl.int32, [STAGES * SCALED, WORDS], LS)
     columns = gl.allocate_shared_memory(gl.float32, [GROUPS, BN], LV)
     pairs = gl.allocate_shared_memory(gl.int32, [GROUPS, BN], LV)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -277,7 +283,7 @@ def grouped_gemm_resident(
                     (
                         factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                         x_smem, w_ring, s_ring, columns, pairs, full, empty, 0, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                        STAGES, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                     ),
                 ),
                 (
@@ -285,14 +291,14 @@ def grouped_gemm_resident(
                     (
                         factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                         x_smem, w_ring, s_ring, columns, pairs, full, empty, 1, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                        STAGES, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                     ),
                 ),
                 (
                     load_items,
                     (
                         x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
-                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
+                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, NVFP4, FP8, FIRST,
                     ),
                 ),
             ],
@@ -307,7 +313,7 @@ def grouped_gemm_resident(
                     (
                         factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                         x_smem, w_ring, s_ring, columns, pairs, full, empty, 0, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                        STAGES, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                     ),
                 ),
                 (
@@ -315,7 +321,7 @@ def grouped_gemm_resident(
                     (
                         factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                         x_smem, w_ring, s_ring, columns, pairs, full, empty, 1, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                        STAGES, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                     ),
                 ),
                 (
@@ -323,14 +329,14 @@ def grouped_gemm_resident(
                     (
                         factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                         x_smem, w_ring, s_ring, columns, pairs, full, empty, 2, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                        STAGES, BITS, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                     ),
                 ),
                 (
                     load_items,
                     (
                         x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
-                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
+                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, NVFP4, FP8, FIRST,
                     ),
                 ),
             ],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from microscale.formats import NVFP4
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, GemmTile, choose
 from microscale.kernels import binding
@@ -152,6 +153,7 @@ def _gemm(
     )  # fmt: skip
     constants = {
         "KT": weights.k_tiles, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": work.top_k, "FP8": fp8, "FIRST": first,
+        "NVFP4": weights.format is NVFP4,
         "HAS_BIAS": bias is not None, "H_SCALE": gate_scale(gate) if fp8 else 1.0, "OUT_STRIDE": out.shape[1],
         **gate_constants(gate), **tile_constants(tile, path), **pdl_constant(gpu),
     }  # fmt: skip

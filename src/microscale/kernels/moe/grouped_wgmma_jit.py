@@ -39,6 +39,7 @@ from microscale.kernels.gate_jit import gated
 from microscale.kernels.moe.pairs_jit import fragment_columns
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_factor, row_peaks
 from microscale.kernels.mxfp8_jit import round_e4m3
+from microscale.kernels.small_batch_core_jit import row_scales
 
 
 @triton.jit
@@ -86,13 +87,15 @@ def prepare_tokens_fp8(
 
 
 @gluon.jit
-def _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt, KT: gl.constexpr, STAGES: gl.constexpr):
+def _issue(
+    x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt, KT: gl.constexpr, STAGES: gl.constexpr, NVFP4: gl.constexpr
+):
     """Ask for K tile ``kt``."""
     if kt < KT:
         stage = kt % STAGES
         cp.async_copy_global_to_shared(x_smem.index(stage), x_ptrs + kt * 64)
         cp.async_copy_global_to_shared(w_smem.index(stage), w_ptrs + kt * 128)
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * 8)
+        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
     cp.commit_group()
 
 
@@ -100,7 +103,7 @@ def _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt, KT: gl.constexpr,
 def _product(
     x_ptr, rows, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr, OVERLAP: gl.constexpr, FP8: gl.constexpr, mma: gl.constexpr,
+    WARPS: gl.constexpr, OVERLAP: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """float32 [BM, BN]: row block ``block`` of an expert times the tokens ``rows [BN]``."""
     # A lane's words [8 R, 4 = t, 4 = v], and the numbers of one register along the fourth axis.
@@ -118,9 +121,14 @@ def _product(
     tile = gl.minimum(block * (BM // 16) + rg // 8, ROW_TILES - 1)
     at = (tile * (KT * 128) + rg % 8 * 16)[:, None, None] + t[None, :, None] * 4 + v[None, None, :]
     w_ptrs = w_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 128) + at
-    rs = gl.arange(0, BM // 2, LC)
-    s_tile = gl.minimum(block * (BM // 16) + rs // 8, ROW_TILES - 1)
-    s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
+    if NVFP4:
+        rs = gl.arange(0, BM, LC)
+        s_tile = gl.minimum(block * (BM // 16) + rs // 16, ROW_TILES - 1)
+        s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * (KT + 1) * 16) + (s_tile * ((KT + 1) * 16) + rs % 16)
+    else:
+        rs = gl.arange(0, BM // 2, LC)
+        s_tile = gl.minimum(block * (BM // 16) + rs // 8, ROW_TILES - 1)
+        s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
     peaks = row_peaks(peaks_ptr, expert * (ROW_TILES * 8) + tile * 8 + rg % 8, L4, FP8)
 
     acc = gl.zeros([BM, BN], gl.float32, mma)
@@ -130,7 +138,7 @@ def _product(
         # flight, and serialise (C7513).
         ODD: gl.constexpr = KT % 2
         for i in gl.static_range(STAGES - 1 + ODD):
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES)
+            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
         acc = warpgroup_mma_init(acc)
         if ODD:
             cp.wait_group(STAGES - 1)
@@ -143,12 +151,12 @@ def _product(
             fence_async_shared()
             acc = _overlapped(acc, x_smem, w_smem, s_smem, peaks, kt % STAGES, BM, L4, LA, FP8)
             acc = _overlapped(acc, x_smem, w_smem, s_smem, peaks, (kt + 1) % STAGES, BM, L4, LA, FP8)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES, KT, STAGES)
+            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
+            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES, KT, STAGES, NVFP4)
         acc = warpgroup_mma_wait(0, deps=(acc,))
     else:
         for i in gl.static_range(STAGES - 1):
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES)
+            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
         cp.wait_group(STAGES - 2)
         fence_async_shared()
         words = convert(w_smem.index(0), s_smem.index(0), peaks, L4, FP8)
@@ -158,7 +166,7 @@ def _product(
             cp.wait_group(STAGES - 3)
             fence_async_shared()
             words = convert(w_smem.index((kt + 1) % STAGES), s_smem.index((kt + 1) % STAGES), peaks, L4, FP8)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES)
+            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
             acc = warpgroup_mma_wait(0, deps=(acc,))
     cp.wait_group(0)
     return acc
@@ -178,10 +186,11 @@ def _overlapped(
 @gluon.jit
 def row_values(
     bias_ptr, peaks_ptr, expert, block,
-    ROW_TILES: gl.constexpr, BM: gl.constexpr, HAS_BIAS: gl.constexpr, FP8: gl.constexpr, mma: gl.constexpr,
+    KT: gl.constexpr, ROW_TILES: gl.constexpr, BM: gl.constexpr, HAS_BIAS: gl.constexpr, NVFP4: gl.constexpr,
+    FP8: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """float32 [BM] each: the bias of a block's rows, and what their E4M3 weights are to be multiplied by. Zeros and
-    ones where there is no such thing."""
+    """float32 [BM] each: the bias of a block's rows, and what their sums are to be multiplied by, of E4M3 weights and
+    of NVFP4. Zeros and ones where there is no such thing."""
     LR: gl.constexpr = gl.SliceLayout(1, mma)
     row = gl.minimum(block * BM + gl.arange(0, BM, LR), ROW_TILES * 16 - 1)
     bias = gl.zeros([BM], gl.float32, LR)
@@ -190,6 +199,8 @@ def row_values(
     factor = gl.full([BM], 1.0, gl.float32, LR)
     if FP8:
         factor = row_factor(peaks_ptr + expert * (ROW_TILES * 8), row)
+    if NVFP4:
+        factor = row_scales(peaks_ptr + expert.to(gl.int64) * (ROW_TILES * (KT + 1) * 16), row, ROW_TILES * 16, KT)
     return bias, factor
 
 
@@ -248,9 +259,9 @@ def _tile(
     x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
     expert, block, first, count,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr, OVERLAP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
-    OUT_STRIDE: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, OVERLAP: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr,
+    FIRST: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """One program's work with ``BN`` columns."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 32 if FP8 else 16])
@@ -260,11 +271,13 @@ def _tile(
     rows = gl.load(order_ptr + place) // TOP_K if FIRST else place
     acc = _product(
         x_ptr, rows, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
-        KT, ROW_TILES, BM, BN, STAGES, WARPS, OVERLAP, FP8, mma,
+        KT, ROW_TILES, BM, BN, STAGES, WARPS, OVERLAP, NVFP4, FP8, mma,
     )  # fmt: skip
-    bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, ROW_TILES, BM, HAS_BIAS, FP8, mma)
+    bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, KT, ROW_TILES, BM, HAS_BIAS, NVFP4, FP8, mma)
     if FP8:
         acc = acc * row_scale[:, None] * (gl.load(factors_ptr + rows)[None, :] if FIRST else 1.0 / H_SCALE)
+    if NVFP4:
+        acc = acc * row_scale[:, None]
     if HAS_BIAS:
         acc += bias[:, None]
     if FIRST:
@@ -284,7 +297,7 @@ def grouped_gemm(
     factors_ptr,  # E4M3: float32 [tokens]
     w_ptr,
     s_ptr,
-    peaks_ptr,
+    peaks_ptr,  # E4M3: what rows were divided by; NVFP4: the scale words, with the scales of rows
     bias_ptr,  # bf16 [experts, 16 * ROW_TILES], packed row order
     out_ptr,  # FIRST: h by place, like x; else parts [pairs, 16 * ROW_TILES] by pair
     tiles_ptr,
@@ -299,6 +312,7 @@ def grouped_gemm(
     STAGES: gl.constexpr,
     WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
+    NVFP4: gl.constexpr,
     FP8: gl.constexpr,
     FIRST: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -329,22 +343,22 @@ def grouped_gemm(
         LW: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [2, 1, 0])
         LS: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [0])
         w_smem = gl.allocate_shared_memory(gl.int32, [STAGES, BM // 2, 4, 4], LW)
-        s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, BM // 2], LS)
+        s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, BM if NVFP4 else BM // 2], LS)
         if count > BN // 2:
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
         elif count > BN // 4:
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN // 2,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
         else:
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN // 4,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, NVFP4, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip

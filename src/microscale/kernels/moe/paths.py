@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from microscale.formats import MXFP4, MXFP8, block_format
+from microscale.formats import MXFP4, MXFP8, NVFP4, block_format
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath, choose
 from microscale.hardware.tiles.thresholds import ThresholdName, crowd, threshold
@@ -59,12 +59,12 @@ def _own_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     return _up_to(OWN_LIST_TOKENS)(spec, gpu)
 
 
-def _wgmma(spec: MoeSpec, gpu: Gpu, weight_format: str = MXFP4.name) -> Reason | None:
+def _wgmma(spec: MoeSpec, gpu: Gpu, weight_formats: tuple[str, ...]) -> Reason | None:
     """What wgmma needs, in bf16 and in FP8."""
     if not gpu.has(Feature.WGMMA):
         return f"needs wgmma, which {gpu.name} does not have"
-    if spec.weight_format != weight_format:
-        return f"converts {weight_format} weights, not {spec.weight_format}"
+    if spec.weight_format not in weight_formats:
+        return f"converts {' and '.join(weight_formats)} weights, not {spec.weight_format}"
     narrow, least = min(spec.hidden, spec.intermediate), TILE_K * (MIN_K_TILES - 1)
     return None if narrow > least else f"needs more than {least} columns, not {narrow}"
 
@@ -73,7 +73,7 @@ def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     share = spec.tokens * spec.top_k / spec.num_experts
     least = crowd(gpu)
     crowded = least is not None and spec.tokens >= least.tokens and share >= least.pairs
-    if (reason := _wgmma(spec, gpu)) or spec.tokens > MAX_TOKENS or crowded:
+    if (reason := _wgmma(spec, gpu, (MXFP4.name, NVFP4.name))) or spec.tokens > MAX_TOKENS or crowded:
         return reason
     if least is None:
         return f"pays from {MAX_TOKENS + 1} tokens on, not for {spec.tokens}"
@@ -89,7 +89,7 @@ def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 
 
 def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    if (reason := _wgmma(spec, gpu)) or pays_mxfp8(spec, gpu):
+    if (reason := _wgmma(spec, gpu, (MXFP4.name,))) or pays_mxfp8(spec, gpu):
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
     least = threshold(ThresholdName.FP8_PAIRS, gpu)
@@ -115,7 +115,7 @@ def _resident(fp8: bool) -> Supports:
 
 
 def _resident_mxfp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    if reason := _wgmma(spec, gpu, MXFP8.name):
+    if reason := _wgmma(spec, gpu, (MXFP8.name,)):
         return reason
     share, least = spec.tokens * spec.top_k / spec.num_experts, threshold(ThresholdName.MXFP8_RESIDENT_PAIRS, gpu)
     if spec.tokens > MAX_TOKENS and share >= least:

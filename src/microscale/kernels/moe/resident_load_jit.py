@@ -63,7 +63,8 @@ def release(empty, step, STAGES: gl.constexpr):
 def _load_tile(
     x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_ring, s_smem, full, empty, expert, block, first, count, step,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr,
+    FIRST: gl.constexpr,
 ):  # fmt: skip
     """Copy all K tiles of one item, each as soon as its place in the ring is empty."""
     HALVES: gl.constexpr = BITS // 4  # a K tile of MXFP8 is two copies: its groups of 32 columns
@@ -85,8 +86,12 @@ def _load_tile(
         at = (tile * (KT * WORDS) + rg % 8 * 16)[:, None, None] + t[None, :, None] * 4 + v[None, None, :]
         w_ptrs = w_ptrs + (w_ptr + expert.to(gl.int64) * (ROW_TILES * KT * WORDS) + at,)
     rs = gl.arange(0, s_smem.shape[1], LS)
-    s_tile = gl.minimum(block * (GROUPS * 4) + rs // 8, ROW_TILES - 1)
-    s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
+    if NVFP4:
+        s_tile = gl.minimum(block * (GROUPS * 4) + rs // 16, ROW_TILES - 1)
+        s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * (KT + 1) * 16) + (s_tile * ((KT + 1) * 16) + rs % 16)
+    else:
+        s_tile = gl.minimum(block * (GROUPS * 4) + rs // 8, ROW_TILES - 1)
+        s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
     x_ring = part_of(x_smem, BN, COLUMNS, STAGES)
     for kt in range(KT):
         stage = (step + kt) % STAGES
@@ -96,7 +101,7 @@ def _load_tile(
             for half in gl.static_range(HALVES):
                 to = w_ring.index((stage * GROUPS + group) * HALVES + half)
                 cp.async_copy_global_to_shared(to, w_ptrs[group] + (kt * WORDS + half * 128))
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * 8)
+        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
         cp.mbarrier_arrive(full.index(stage), increment_count=False)
 
 
@@ -104,7 +109,8 @@ def _load_tile(
 def load_items(
     x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
+    STAGES: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr,
+    FIRST: gl.constexpr,
 ):  # fmt: skip
     BLOCKS: gl.constexpr = (ROW_TILES + 4 * GROUPS - 1) // (4 * GROUPS)
     step = 0
@@ -116,7 +122,7 @@ def load_items(
             if fits(count, BN, narrower):
                 _load_tile(
                     x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_ring, s_smem, full, empty, expert, block, first, count,
-                    step, KT, ROW_TILES, TOP_K, GROUPS, BN, BN >> narrower, STAGES, BITS, FP8, FIRST,
+                    step, KT, ROW_TILES, TOP_K, GROUPS, BN, BN >> narrower, STAGES, BITS, NVFP4, FP8, FIRST,
                 )  # fmt: skip
                 step += KT
         expert, first, count = later

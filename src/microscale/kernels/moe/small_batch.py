@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
+from microscale.formats import NVFP4
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
@@ -58,6 +59,11 @@ def shape_of(weights: Packed) -> ExpertShape:
     """What the choice of tiles depends on."""
     half_tile = weights.k % TILE_K > 0
     return ExpertShape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
+
+
+def weight_constants(weights: Packed) -> dict[str, Any]:
+    sizes = {"K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS}
+    return {**sizes, "BITS": weights.format.bits, "NVFP4": weights.format is NVFP4}
 
 
 def tile_constants(tile: ExpertTile) -> dict[str, int]:
@@ -227,8 +233,8 @@ def _gate_up(
         x.shape[0],
     )  # fmt: skip
     constants = {
-        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": ids.shape[1], "BITS": weights.format.bits,
-        "DIRECT": work is None, "EXPERT_WORDS": named.expert_words, "HAS_BIAS": packed.gate_up_bias is not None,
+        **weight_constants(weights), "TOP_K": ids.shape[1], "DIRECT": work is None,
+        "EXPERT_WORDS": named.expert_words, "HAS_BIAS": packed.gate_up_bias is not None,
         **gate_constants(gate), **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
     options = gemm_options(tile, tile.warps, gpu)
@@ -252,9 +258,8 @@ def _down(
         routing.weights, tokens,
     )  # fmt: skip
     constants = {
-        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "BITS": weights.format.bits,
-        "EXPERT_WORDS": named.expert_words, "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile),
-        **pdl_constant(gpu),
+        **weight_constants(weights), "TOP_K": top_k, "EXPERT_WORDS": named.expert_words,
+        "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
     options = gemm_options(tile, tile.warps, gpu)
     launch(jit.down_small, (named.entries * blocks,), arguments, constants, options, MMA)
@@ -269,9 +274,8 @@ def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, 
         h, weights.words, weights.scales, or_unread(packed.down_bias, h), y, routing.expert_ids, routing.weights,
     )  # fmt: skip
     constants = {
-        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts,
-        "BITS": weights.format.bits, "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile),
-        **pdl_constant(gpu),
+        **weight_constants(weights), "TOP_K": top_k, "EXPERTS": experts, "HAS_BIAS": packed.down_bias is not None,
+        **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
     options = gemm_options(tile, experts * tile.warps, gpu)
     launch(jit.down_direct, (tokens * blocks,), arguments, constants, options, MMA)

@@ -1,11 +1,12 @@
-"""Packed words → the left operand of ``wgmma``, in registers: MXFP4 as bf16 or E4M3, MXFP8 as bf16. Each group's scale
-is in its weights.
+"""Packed words → the left operand of ``wgmma``, in registers: MXFP4 as bf16 or E4M3, MXFP8 and NVFP4 as bf16. Each
+group's scale is in its weights.
 
 ``wgmma`` sums over all of K, so a scale per group of 32 must be part of the weight. The words are those of
 ``kernels/layouts.py``: a lane's words are its fragments already, and no conversion crosses lanes. Texts are PTX
 constants: a test executes them, word for word, against the format's decoder.
 
-bf16: weight * scale * 2**-64, exact, against activations that carry 2**64 (``fragments_jit``).
+bf16: weight * scale * 2**-64, exact, against activations that carry 2**64 (``fragments_jit``). NVFP4's scales of 16
+columns likewise; the float32 scales of its rows belong to the sums.
 
 E4M3: weight * scale / 2**(P - 6), where 2**P is the largest scale of the weight's row (``Packed.peaks``); the row's
 factor is multiplied in once, in float32. Codes have one bit of mantissa, so 12 octaves are exact: 6 * 2**6 is E4M3's
@@ -27,7 +28,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from microscale.kernels.fragments_jit import MXFP4_TO_BF16, MXFP8_TO_BF16
+from microscale.kernels.fragments_jit import MXFP4_TO_BF16, MXFP8_TO_BF16, nvfp4_factors
 from microscale.kernels.numbers import PEAK_BIAS
 
 _MXFP4_TO_WORDS: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
@@ -141,28 +142,55 @@ def convert(w_tile, s_tile, peaks, L4: gl.constexpr, FP8: gl.constexpr):
     """
     LQ: gl.constexpr = gl.SliceLayout(3, L4)
     q = w_tile.load(LQ)
-    s = s_tile.load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
-    v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))[None, None, :]
-    if FP8:
-        a0, b0, a1, b1, a2, b2, a3, b3 = gl.inline_asm_elementwise(
-            _TABLES, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r", [s, peaks[0], peaks[1]],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
-            is_pure=True, pack=1,
-        )  # fmt: skip
-        return gl.inline_asm_elementwise(
-            _MXFP4_TO_E4M3, "=&r,=&r,=&r,=&r,r,r,r", [q, _of_pair(v, a0, a1, a2, a3), _of_pair(v, b0, b1, b2, b3)],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
+    if s_tile.shape[0] != w_tile.shape[0]:  # NVFP4: each lane has one of two words
+        f0, f1, f2, f3 = _e2m1_pairs(q)
+        return f0, f1, f2, f3, _nvfp4_scales(s_tile, L4)
     else:
-        f0, f1, f2, f3 = gl.inline_asm_elementwise(
-            _MXFP4_TO_WORDS, "=&r,=&r,=&r,=&r,r", [q],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-        s0, s1, s2, s3 = gl.inline_asm_elementwise(
-            _SCALE_WORDS, "=&r,=&r,=&r,=&r,r", [s],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-        return f0, f1, f2, f3, _of_pair(v, s0, s1, s2, s3)
+        s = s_tile.load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
+        v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))[None, None, :]
+        if FP8:
+            a0, b0, a1, b1, a2, b2, a3, b3 = gl.inline_asm_elementwise(
+                _TABLES, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r", [s, peaks[0], peaks[1]],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
+                is_pure=True, pack=1,
+            )  # fmt: skip
+            return gl.inline_asm_elementwise(
+                _MXFP4_TO_E4M3, "=&r,=&r,=&r,=&r,r,r,r", [q, _of_pair(v, a0, a1, a2, a3), _of_pair(v, b0, b1, b2, b3)],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            f0, f1, f2, f3 = _e2m1_pairs(q)
+            s0, s1, s2, s3 = gl.inline_asm_elementwise(
+                _SCALE_WORDS, "=&r,=&r,=&r,=&r,r", [s],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+            return f0, f1, f2, f3, _of_pair(v, s0, s1, s2, s3)
+
+
+@gluon.jit
+def _e2m1_pairs(q):
+    return gl.inline_asm_elementwise(
+        _MXFP4_TO_WORDS, "=&r,=&r,=&r,=&r,r", [q],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _halves(L4):
+    """The lanes of ``L4`` as [8 R, 2 = p, 2, 4 = v]: t is 2 p and one more."""
+    return gl.BlockedLayout([1, 1, 1, 4], [8, 2, 2, 1], [L4.warps_per_cta[0], 1, 1, 1], [3, 2, 1, 0])
+
+
+@gluon.jit
+def _nvfp4_scales(s_tile, L4: gl.constexpr):
+    """Scale words [8 R * 2] in shared memory → the factors of each lane's words, [8 R, t, v]."""
+    N: gl.constexpr = s_tile.shape[0] // 2
+    LH: gl.constexpr = _halves(L4)
+    pairs = s_tile._reinterpret(gl.int32, [N, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    s = pairs.load(gl.SliceLayout(2, gl.SliceLayout(3, LH)))[:, :, None, None]
+    v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LH))))[None, None, None, :]
+    factors = nvfp4_factors(s, v) + gl.zeros([N, 2, 2, 4], gl.int32, LH)
+    return gl.convert_layout(factors.reshape([N, 4, 4]), gl.SliceLayout(3, L4), assert_trivial=True)
 
 
 @gluon.jit

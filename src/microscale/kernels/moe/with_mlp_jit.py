@@ -27,7 +27,7 @@ def _store_gated(
     ROW_TILES: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
 ):  # fmt: skip
     """The units of one row tile to rows ``first`` .. ``first + count`` of ``h [rows, 8 * ROW_TILES]``."""
-    r = sum_slices(acc, BITS)
+    r = sum_slices(acc, BITS, False)
     g, up = gl.split(r.reshape([2, 8, 8]).permute([1, 2, 0]))
     h = gated(g, up, GATE, ALPHA, LIMIT) * X_SCALE
     LH: gl.constexpr = h.type.layout
@@ -74,7 +74,7 @@ def gate_up_with_mlp(
             gdc_launch_dependents()
         acc = walk(
             x_ptr, gl.minimum(n, tokens - 1), mlp_w_ptr, mlp_s_ptr, gl.zeros([SLICES], gl.int32, LE), program, K, 0,
-            K, MLP_TILES, 1, 1, 1, SLICES, AHEAD, BITS, True, PDL, False, mma,
+            K, MLP_TILES, 1, 1, 1, SLICES, AHEAD, BITS, False, True, PDL, False, mma,
         )  # fmt: skip
         _store_gated(acc, mlp_h_ptr, program, 0, tokens, MLP_TILES, BITS, GATE, ALPHA, LIMIT)
     else:
@@ -86,7 +86,7 @@ def gate_up_with_mlp(
         expert = gl.load(ids_ptr + pair)
         acc = walk(
             x_ptr, n * 0 + (tokens + pair // TOP_K), w_ptr, s_ptr, gl.zeros([SLICES], gl.int32, LE) + expert,
-            row_tile, K, 0, K, ROW_TILES, 1, 1, 1, SLICES, AHEAD, BITS, True, False, False, mma,
+            row_tile, K, 0, K, ROW_TILES, 1, 1, 1, SLICES, AHEAD, BITS, False, True, False, False, mma,
         )  # fmt: skip
         _store_gated(acc, h_ptr, row_tile, pair, 1, ROW_TILES, BITS, GATE, ALPHA, LIMIT)
 
@@ -104,9 +104,9 @@ def _down_mlp(
     only = gl.zeros([SLICES], gl.int32, gl.SliceLayout(1, gl.SliceLayout(2, mma)))
     acc = walk(
         h_ptr, token, w_ptr, s_ptr, only, row_tile, K, 0,
-        K, ROW_TILES, 2, 2, 1, SLICES, AHEAD, BITS, False, PDL, False, mma,
+        K, ROW_TILES, 2, 2, 1, SLICES, AHEAD, BITS, False, False, PDL, False, mma,
     )  # fmt: skip
-    r = sum_slices(acc, BITS)
+    r = sum_slices(acc, BITS, False)
     row = row_tile * 16 + gl.arange(0, 32, gl.SliceLayout(1, L2))
     n = gl.arange(0, 8, gl.SliceLayout(0, L2))
     at = n[None, :] * (ROW_TILES * 16) + row[:, None]
@@ -130,9 +130,9 @@ def _down_experts(
     first = gl.zeros([8], gl.int32, gl.SliceLayout(0, gl.SliceLayout(1, mma))) + token * TOP_K
     acc = walk(
         h_ptr, first, w_ptr, s_ptr, expert, row_tile, K, 1,
-        K, ROW_TILES, 1, 1, EXPERTS, 1, AHEAD, BITS, False, PDL, False, mma,
+        K, ROW_TILES, 1, 1, EXPERTS, 1, AHEAD, BITS, False, False, PDL, False, mma,
     )  # fmt: skip
-    acc = unscaled(acc, BITS) * weight[:, None, None]
+    acc = unscaled(acc, BITS, False) * weight[:, None, None]
     if EXPERTS != TOP_K:
         acc = gl.where((slot < TOP_K)[:, None, None], acc, 0.0)
     r = gl.sum(acc, axis=0)

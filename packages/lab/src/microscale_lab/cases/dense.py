@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
+from microscale.formats import MXFP8, decode, encode, encode_channels
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense as tiles
 from microscale.hardware.tiles.dense import DenseFormat, Size, columns_of
@@ -19,12 +19,13 @@ from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
-from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
+from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import PathList
 from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
+from microscale_lab.cases.experts import encoded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ def make_weights(fmt: str, rows: int, columns: int, device: str, bias: bool = Tr
     b = torch.randn(rows, generator=generator).bfloat16().to(device) if bias else None
     if fmt == "bf16":
         return DenseWeights(plain.bfloat16(), b)
-    return DenseWeights(encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt)), b)
+    return DenseWeights(encode_channels(plain) if fmt == "fp8" else encoded(plain, fmt), b)
 
 
 def make_problem(fmt: str, tokens: int, rows: int, columns: int, device: str, bias: bool = True) -> DenseProblem:
@@ -73,11 +74,11 @@ def bf16_bound(expected: Tensor, roundings: int = 1) -> Errors:
 
 
 def roundings_of(fmt: str, tokens: int, gpu: Gpu) -> int:
-    """Of one call with a residual. cuBLAS rounds the product before the residual is added; FP8's weights, with the
-    scales of their channels, are rounded too."""
+    """Of one call with a residual. cuBLAS rounds the product before the residual is added; weights with the scales
+    of their rows, FP8's and NVFP4's, are rounded too."""
     if fmt == "bf16" or not unpack.pays(tokens, gpu):
         return 1
-    return 3 if fmt == "fp8" else 2
+    return 3 if fmt in ("fp8", "nvfp4") else 2
 
 
 def logits_bound(columns: int) -> Errors:
@@ -262,7 +263,7 @@ def make_logits(rows: int, device: str) -> Tensor:
     return values.to(device)
 
 
-QUANTISED = ("fp8", "mxfp8", "mxfp4")
+QUANTISED = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 # tokens, rows, columns: one token; K of half a tile, of fewer tiles than slices; rows of one tile, of no whole block.
 SMALL_BATCH = [(1, 144, 352), (8, 48, 96), (13, 80, 320), (16, 16, 32)]
 # Blocks of 16 tokens for few rows, and more tokens than those take.
@@ -276,7 +277,7 @@ LARGE = (256, 48, 96)
 
 
 def cases() -> Iterator[KernelCase]:
-    for fmt in FORMATS:
+    for fmt in DenseFormat:
         entry = registry.dense(f"triton_{fmt}")
         for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):
             name = f"{tokens} x {columns} by {rows}"

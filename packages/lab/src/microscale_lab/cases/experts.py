@@ -7,12 +7,12 @@ like 704 and 2112 (whole tiles of 64, half a tile of 128), 320 like 2880 (an odd
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import MXFP8, block_format, decode, encode
+from microscale.formats import MXFP8, BlockScaled, block_format, decode, encode
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.reference import apply_gate, moe
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
@@ -58,6 +58,19 @@ LAYERS = [
 ]
 
 
+def encoded(x: Tensor, fmt: str) -> BlockScaled:
+    """``x`` in a block format. Of NVFP4, an eighth of the blocks are under any scale, 0 and subnormal ones among them,
+    and each row under another float32 scale, so that one in the wrong place shows."""
+    tensor = encode(x, block_format(fmt))
+    if tensor.row_scales is None:
+        return tensor
+    generator = torch.Generator().manual_seed(x.numel())
+    some = (torch.rand(tensor.scales.shape, generator=generator) < 0.125).to(x.device)
+    scales = torch.randint(0, 0x7F, tensor.scales.shape, generator=generator, dtype=torch.uint8).to(x.device)
+    rows = 0.5 + torch.rand(tensor.row_scales.shape, generator=generator).to(x.device)
+    return replace(tensor, scales=torch.where(some, scales, tensor.scales), row_scales=tensor.row_scales * rows)
+
+
 def make_weights(layer: ExpertsInput, fmt: str, device: str) -> MoeWeights:
     generator = torch.Generator(device).manual_seed(len(layer.name))
 
@@ -66,8 +79,8 @@ def make_weights(layer: ExpertsInput, fmt: str, device: str) -> MoeWeights:
 
     experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
     return MoeWeights(
-        encode(normal(experts, 2 * units, hidden) * hidden**-0.5, block_format(fmt)),
-        encode(normal(experts, hidden, units) * units**-0.5, block_format(fmt)),
+        encoded(normal(experts, 2 * units, hidden) * hidden**-0.5, fmt),
+        encoded(normal(experts, hidden, units) * units**-0.5, fmt),
         (normal(experts, 2 * units) * 0.5).bfloat16() if layer.bias else None,
         (normal(experts, hidden) * 0.5).bfloat16() if layer.bias else None,
     )

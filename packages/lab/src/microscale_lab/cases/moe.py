@@ -44,7 +44,12 @@ MANY = [
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
 SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3), ExpertsInput("6 tokens, top 3", 6, top_k=3, hidden=352)]
-FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
+FORMATS = {
+    "mxfp4": {Activations.BF16: "triton_w4a16", Activations.MXFP8: "triton_w4a8"},
+    "mxfp8": {Activations.BF16: "triton_w8a16", Activations.MXFP8: "triton_w8a8"},
+    "nvfp4": {Activations.BF16: "triton_nvfp4_a16"},
+}
+"""The implementation of each format of weights and of activations."""
 
 
 @cache
@@ -63,8 +68,7 @@ class ExpertsCase(OracleCase):
 
     @property
     def entry(self) -> MoeOp[Any]:
-        bits = 16 if self.activations is Activations.BF16 else 8
-        return registry.moe(f"triton_{FORMATS[self.fmt]}a{bits}")
+        return registry.moe(FORMATS[self.fmt][self.activations])
 
     @property
     def spec(self) -> MoeSpec:
@@ -227,7 +231,7 @@ def cases() -> Iterator[KernelCase]:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
         for layer in SUMMED_BY_NORM:
             yield SummedByNormCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
-        for layer in MANY:
+        for layer in MANY if Activations.MXFP8 in FORMATS[fmt] else ():
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):
         layer = ExpertsInput("next to an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)

@@ -17,9 +17,14 @@ from microscale_lab.cli.played import AsOption, labelled, played_card
 def bench_kernels(
     op: Annotated[str, typer.Argument(help="moe, dense, attention, small or sampling.")] = "moe",
     model: Annotated[
-        str | None, measurement_option(help="moe: the layer of this model, such as gpt-oss-120b or gemma-4-26b-a4b.")
+        str | None,
+        measurement_option(help="moe: the layer of gpt-oss-120b, gemma-4-26b-a4b … or 256-experts."),
     ] = None,
     activations: Annotated[str, precision_option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = "bf16",
+    weight_format: Annotated[
+        str | None,
+        precision_option("--format", help="moe, dense: the weights' format, such as nvfp4; else a model's own."),
+    ] = None,
     tokens: Annotated[str | None, measurement_option(help="Token counts, such as 1,8,64.")] = None,
     card: AsOption = None,
     record: Annotated[bool, output_option(help="Store the rows for estimates of this card's family.")] = False,
@@ -48,7 +53,7 @@ def bench_kernels(
     with played_card(card) as label, progress_bar(f"Timing {op}") as (start, advance):
         start(None)
         counts = None if tokens is None else parse_numbers("--tokens", tokens)
-        for row in kernels.run(bench, model, counts, kind):
+        for row in kernels.run(bench, model, counts, kind, weight_format):
             rows.append(row)
             advance(1)
     gpu = hardware.detect()

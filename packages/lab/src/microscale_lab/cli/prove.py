@@ -36,6 +36,15 @@ def prove(
             "--quick", help="With --run: only a few cases, which take every path and launch every function."
         ),
     ] = False,
+    mutate: Annotated[
+        Path | None,
+        measurement_option(
+            help="Break kernels by one small change at a time, and count the changes that no case notices. One JSON "
+            "line per change goes to this file; the next run goes on from there."
+        ),
+    ] = None,
+    sample: Annotated[int | None, measurement_option(help="With --mutate: number of changes. Default: 100.")] = None,
+    seed: Annotated[int | None, measurement_option(help="With --mutate: seed of the sample. Default: 0.")] = None,
 ) -> None:
     """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
 
@@ -45,9 +54,18 @@ def prove(
     With --run the kernels are executed as on the card, by the GPU at hand or by the CPU, and
     their results are compared with the float32 reference.
     """
-    from microscale_lab.prove.command import run_cases, run_prove
+    from microscale_lab.prove.command import run_cases, run_mutants, run_prove
 
     env = settings.load()
+    if mutate is not None:
+        if run or device is not None or quick or markdown is not None or as_json:
+            raise BadSetting("--mutate works with --gpu, --op, --jobs, --sample and --seed only.")
+        size = 100 if sample is None else sample
+        raise typer.Exit(
+            run_mutants(mutate, gpu=gpu, op=op, sample=size, seed=seed or 0, jobs=jobs, cache_dir=env.cache_dir)
+        )
+    if sample is not None or seed is not None:
+        raise BadSetting("--sample and --seed need --mutate.")
     if not run and (device is not None or quick):
         raise BadSetting("--device and --quick need --run.")
     if run and markdown is not None:

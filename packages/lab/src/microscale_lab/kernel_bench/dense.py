@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
+from microscale.errors import BadSetting
+from microscale.formats import FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
+from microscale.hardware.tiles.dense import DenseFormat
 from microscale.kernels.dense import small_batch, unpack
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.reference import dense
-from microscale.kernels.dense.spec import FORMATS as WEIGHT_FORMATS
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
 from microscale.planning import registry
@@ -52,10 +53,19 @@ class DenseShape:
 SHAPES = (DenseShape("qkv", 5120, 2880), DenseShape("o", 2880, 4096), DenseShape("lm_head", 201088, 2880, is_head=True))
 
 
+def formats(name: str | None) -> Sequence[str]:
+    """One weight format by its name, or all."""
+    if name is None:
+        return tuple(DenseFormat)
+    if name not in tuple(DenseFormat):
+        raise BadSetting(f"Unknown weight format {name!r}; known are {', '.join(DenseFormat)}.")
+    return (name,)
+
+
 def run(
     tokens: Sequence[int] = TOKENS,
     shapes: Sequence[DenseShape] = SHAPES,
-    formats: Sequence[str] = WEIGHT_FORMATS,
+    formats: Sequence[str] = tuple(DenseFormat),
     repeats: int = 20,
 ) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
@@ -91,12 +101,16 @@ def random_weights(shape: DenseShape, weight_format: str, generator: torch.Gener
         return DenseWeights(ChannelScaled(random_bytes(0, 0x48, columns), scales), bias)
     fmt = FORMATS[weight_format]
     values = random_bytes(0, 256 if fmt.bits == 4 else 0x48, columns * fmt.bits // 8)
-    return DenseWeights(BlockScaled(values, random_bytes(117, 121, columns // BLOCK), fmt), bias)
+    if not fmt.has_row_scales:
+        return DenseWeights(BlockScaled(values, random_bytes(117, 121, columns // fmt.block), fmt), bias)
+    row_scales = (torch.rand(rows, device=device, generator=generator) + 0.5) * 2.0**-16
+    scales = random_bytes(0x60, 0x7E, columns // fmt.block)
+    return DenseWeights(BlockScaled(values, scales, fmt, row_scales), bias)
 
 
 def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
-    """To bf16, on the way to an output: its own, and that of FP8 weights that were unpacked with their scales."""
-    return 2 if weight_format == "fp8" and unpack.pays(tokens, gpu) else 1
+    """To bf16, on the way to an output: its own, and that of weights unpacked with the scales of their rows."""
+    return 2 if weight_format in ("fp8", "nvfp4") and unpack.pays(tokens, gpu) else 1
 
 
 def _measure(

@@ -26,14 +26,17 @@ def run(
     model: str | None = None,
     tokens: Sequence[int] | None = None,
     activations: Activations = Activations.BF16,
+    weight_format: str | None = None,
 ) -> Iterator[KernelRow]:
     """The rows of an op, as they are measured. An option that the op does not know is refused."""
+    if weight_format is not None and op not in (KernelBench.MOE, KernelBench.DENSE):
+        raise BadSetting(f"--format belongs to `bench kernels moe` and `dense`, not to {op}.")
     if op is not KernelBench.MOE and (model is not None or activations is not Activations.BF16):
         raise BadSetting(f"--model and --activations belong to `bench kernels moe`, not to {op}.")
     if op is KernelBench.MOE:
-        return moe.run(model or "gpt-oss-120b", tokens or moe.TOKENS, activations)
+        return moe.run(model or "gpt-oss-120b", tokens or moe.TOKENS, activations, weight_format)
     if op is KernelBench.DENSE:
-        return dense.run(tokens or dense.TOKENS)
+        return dense.run(tokens or dense.TOKENS, formats=dense.formats(weight_format))
     if op is KernelBench.SMALL:
         return small.run(tokens or small.TOKENS)
     if op is KernelBench.SAMPLING:

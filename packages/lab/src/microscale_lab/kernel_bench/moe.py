@@ -16,7 +16,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu
-from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
+from microscale.kernels.moe.bf16_activations import TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
 from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import PackedExperts
@@ -55,14 +55,18 @@ class ExpertLayer:
 
 _SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 _GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+_SILU = Gate(GateKind.SILU, interleaved=False)
 LAYERS = {
     "gpt-oss-120b": ExpertLayer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
     "gpt-oss-20b": ExpertLayer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
     "gemma-4-26b-a4b": ExpertLayer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
+    "qwen3-30b-a3b": ExpertLayer(128, 8, 2048, 768, "mxfp8", _SILU, bias=False),
+    "256-experts": ExpertLayer(256, 8, 2048, 512, "nvfp4", _SILU, bias=False),
 }
 _IMPLEMENTATIONS: dict[tuple[str, Activations], TritonW4A16 | BlockScaledMoe] = {
     ("mxfp4", Activations.BF16): TritonW4A16(),
     ("mxfp8", Activations.BF16): TritonW8A16(),
+    ("nvfp4", Activations.BF16): TritonNvfp4A16(),
     ("mxfp4", Activations.MXFP8): TritonW4A8(),
     ("mxfp8", Activations.MXFP8): TritonW8A8(),
 }
@@ -80,7 +84,12 @@ def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generat
             low, high, (experts, rows, width), dtype=torch.uint8, device=generator.device, generator=generator
         )
 
-    return BlockScaled(random_bytes(0, high, k * fmt.bits // 8), random_bytes(117, 121, k // 32), fmt)
+    codes = random_bytes(0, high, k * fmt.bits // 8)
+    if not fmt.has_row_scales:
+        return BlockScaled(codes, random_bytes(117, 121, k // fmt.block), fmt)
+    # E4M3 from 32 to 416, under float32 scales that differ from row to row.
+    rows_of = torch.rand(experts, rows, device=generator.device, generator=generator)
+    return BlockScaled(codes, random_bytes(0x60, 0x7E, k // fmt.block), fmt, (rows_of + 0.5) * 2.0**-16)
 
 
 def random_experts(layer: ExpertLayer, generator: torch.Generator) -> MoeWeights:
@@ -115,15 +124,25 @@ def run(
     model: str = "gpt-oss-120b",
     tokens: Sequence[int] = TOKENS,
     activations: Activations = Activations.BF16,
+    weight_format: str | None = None,
     num_layers: int = 5,
     repeats: int = 20,
 ) -> Iterator[KernelRow]:
-    """Rows as they are measured. The first comes after the ceilings, some seconds in."""
+    """Rows as they are measured. The first comes after the ceilings, some seconds in. ``weight_format``: instead of the
+    model's own."""
     gpu = present_gpu()
     if model not in LAYERS:
         raise Unsupported(f"Unknown expert layer {model!r}; known are {', '.join(LAYERS)}.")
     layer = LAYERS[model]
-    implementation = _IMPLEMENTATIONS[layer.weight_format, activations]
+    if weight_format is not None:
+        layer = replace(layer, weight_format=weight_format)
+        model = f"{model} {weight_format}"
+    implementation = _IMPLEMENTATIONS.get((layer.weight_format, activations))
+    if implementation is None:
+        known = ", ".join(f"{fmt} with {kind}" for fmt, kind in _IMPLEMENTATIONS)
+        raise Unsupported(
+            f"No expert kernel reads {layer.weight_format} with {activations} activations; known: {known}."
+        )
     reason = implementation.supports(layer.spec(1, activations), gpu)
     if reason is not None:
         raise Unsupported(f"The experts of {model} cannot run so on {gpu.name}: {implementation.name} {reason}.")

@@ -2,5 +2,6 @@
 
 ``inventory`` lists what the models start, ``run`` compiles and checks it with ``ptxproof``, ``report`` shows the
 result. ``selection`` says which cases of ``microscale_lab.cases`` a card has, ``execute`` runs them, and
-``executed_report`` shows the outcome. ``bridge`` turns Microscale's launches into those of ``ptxproof``.
+``executed_report`` shows the outcome. ``mutation`` breaks kernels on purpose and counts
+which faults the cases notice. ``bridge`` turns Microscale's launches into those of ``ptxproof``.
 """

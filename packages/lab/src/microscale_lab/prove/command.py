@@ -14,12 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import PROVED_BY, REPRESENTATIVES, known
+from microscale.kernels.compiling.pool import usable_cores
 from microscale.planning import registry
 from microscale_lab.markdown import write_section
 from microscale_lab.prove import executed_report
 from microscale_lab.prove.execute import cuda_device, execute
 from microscale_lab.prove.executed_report import print_end, print_rows, rows_of
 from microscale_lab.prove.inventory import recorded
+from microscale_lab.prove.mutation import as_markdown as mutants_as_markdown
+from microscale_lab.prove.mutation import measure
 from microscale_lab.prove.report import as_json, as_markdown, print_tables, summary
 from microscale_lab.prove.run import ProofRow, Source, prove
 from microscale_lab.prove.selection import CPU, CUDA, cases_of, select, shorten
@@ -111,6 +114,32 @@ def proved_by_lines() -> Iterator[str]:
     for others, names in covered.items():
         proved = " or ".join(known(other).name for other in others)
         yield f"{', '.join(names)}: not compiled separately. Every kernel that they start is one of {proved}."
+
+
+def run_mutants(
+    results: Path,
+    *,
+    gpu: str,
+    op: str | None = None,
+    sample: int,
+    seed: int,
+    jobs: int | None = None,
+    cache_dir: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Try a sample of the mutants of a card's kernels, and print which of them the cases notice."""
+    _check(op, jobs)
+    if gpu == "all":
+        raise BadSetting("--mutate takes one card: give --gpu gb10, for example.")
+    if sample < 1:
+        raise BadSetting(f"--sample {sample}: at least one mutant is needed.")
+    with _bar() as show:
+        found = measure(
+            known(gpu), [op] if op else [], results, sample=sample, seed=seed, jobs=jobs or usable_cores(),
+            cache_dir=cache_dir, progress=show,
+        )  # fmt: skip
+    (console or _console()).out(mutants_as_markdown(found), highlight=False)
+    return 0
 
 
 def _check(op: str | None, jobs: int | None) -> None:

@@ -131,7 +131,7 @@ def _run_chunk(
     with _as(units[0].gpu, device, cache, edit) as played:
         for unit in units:
             before, kernels = Counter(played.spelled), played.kernels
-            outcome = _run(unit, device)
+            outcome = run_case(unit, device)
             new = dict(Counter(played.spelled) - before)
             outcomes.append(vars(replace(outcome, spelled=new, kernels=played.kernels - kernels)))
     return {"outcomes": outcomes}
@@ -170,7 +170,8 @@ def _as(gpu: Gpu, device: str, cache: PtxCache, edit: Edit | None) -> Iterator[P
             yield played
 
 
-def _run(unit: CaseOnCard, device: str) -> Outcome:
+def run_case(unit: CaseOnCard, device: str) -> Outcome:
+    """Execute one case by whatever takes launches, and compare."""
     try:
         compared = list(unit.case.start(unit.gpu, device)())
     except (NotInterpreted, Unsupported) as error:

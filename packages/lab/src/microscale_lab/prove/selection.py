@@ -142,7 +142,7 @@ def shorten(selected: Selection) -> Selection:
     weights and KV."""
     seen: set[Any] = set()
     kept: list[int] = []
-    by_size = sorted(range(len(selected.units)), key=lambda at: _size(selected.units[at]))
+    by_size = sorted(range(len(selected.units)), key=lambda at: unit_size(selected.units[at]))
     for at in by_size:
         unit = selected.units[at]
         forms = {(unit.gpu.sm, *_form(kernel)) for kernel in unit.kernels}
@@ -168,7 +168,7 @@ def _form(kernel: Kernel) -> tuple[Any, ...]:
     return kernel.name, pointers, *((name, constants[name]) for name in FORM if name in constants)
 
 
-def _size(unit: CaseOnCard) -> tuple[bool, int]:
+def unit_size(unit: CaseOnCard) -> tuple[bool, int]:
     """Programs that it starts. So few that hardly anything can go wrong come last."""
     programs = sum(math.prod(start.grid) for start in unit.launches)
     return programs < LEAST_PROGRAMS, programs

@@ -53,7 +53,7 @@ def of_dense(case: dense.DenseCase, gpu: Gpu) -> Iterator[dense.DenseTile]:
     blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
     if case.columns == 32 and not many:
         blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4), (4, 2, 2)]
-    words = {dense.DenseFormat.BF16: 16, dense.DenseFormat.MXFP4: 4}.get(case.format, 8)
+    words = {"bf16": 16, "mxfp4": 4, "nvfp4": 4}.get(case.format, 8)
     tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
     seen = {dense.tile_of(case, gpu): None, dense.by_rule(case, gpu.family): None}
     for row_tiles, warps_n, slices in blocks:

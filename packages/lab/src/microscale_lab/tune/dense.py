@@ -21,7 +21,7 @@ from microscale_lab.tune import candidates
 from microscale_lab.tune.job import TileSearch, TuningProblem
 
 COLUMNS = 2880
-BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4}
+BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4, DenseFormat.NVFP4: 4}
 # Of ``MANY`` as many as an lm_head has; of the others some of their range, for each SM. With 28 two blocks of 16 tokens
 # are more than a wave, so that 32 tokens are one block.
 MANY_ROWS = 201088

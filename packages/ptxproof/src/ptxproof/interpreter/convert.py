@@ -73,6 +73,8 @@ def build_conversion(ops: Operands, instruction: PtxInstruction) -> Step:
     write = ops.write(instruction.operands[0], to)
     rounding = next((_TO_INTEGER[part] for part in parts if part in _TO_INTEGER), None)
     if _is_float(source) and _is_float(to):
+        if "rz" in parts and (source, to) == ("f32", "bf16"):
+            return elementwise(write, numbers.truncated_to_bf16, read)
         if {"rz", "rm", "rp"} & set(parts):
             raise unknown(instruction)
         return elementwise(write, _float_to_float(to, rounding, "ftz" in parts), read)
@@ -139,9 +141,10 @@ def _to_pair(ops: Operands, instruction: PtxInstruction, to: str, source: str) -
         "f16x2": lambda x: x.astype(np.float16).view(np.uint16),
         "e4m3x2": numbers.to_e4m3,
     }
-    if source != "f32" or to not in narrow:
+    if source != "f32" or to not in narrow or (".rz" in instruction.opcode and to != "bf16x2"):
         raise unknown(instruction)
-    function = narrow[to]
+    truncates = ".rz" in instruction.opcode
+    function = (lambda x: numbers.to_bf16(numbers.truncated_to_bf16(x))) if truncates else narrow[to]
     whole: Any = UNSIGNED[bits_of(to)]
 
     def joined(high: Array, low: Array) -> Array:

@@ -54,6 +54,12 @@ def from_bf16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def truncated_to_bf16(values: Array) -> Array:
+    """float32 numbers without the bits that bf16 does not have."""
+    kept = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(values), values, kept)
+
+
 def to_bf16(values: Array) -> Array:
     """To nearest even; every NaN is 0x7FFF, as hardware has it."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

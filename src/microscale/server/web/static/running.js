@@ -161,6 +161,7 @@ export class Running {
     }
     const where = plan.gpu ? ` on ${plan.gpu}, precision ${plan.precision}` : "";
     $("running-lead").textContent = `${plan.model}${where}, with up to ${plan.max_model_len.toLocaleString("en")} tokens per conversation.`;
+    $("precisions-line").hidden = !plan.precisions_line;
     $("precisions-line").textContent = plan.precisions_line ?? "";
     if (plan.decisions?.length) {
       $("plan-lead").textContent = "Which kernel runs each layer, by the number of tokens in a step. Times are predicted, not measured: per layer, for one token. Open a layer to see why the other kernels do not run.";
