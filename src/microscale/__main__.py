@@ -27,11 +27,11 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             sys.exit(
                 f"error: this command needs the package {name}, which is not installed; "
-                "install Microscale with its dependencies: pip install microscale"
+                "install Microscale from a checkout or a wheel, with its dependencies"
             )
         sys.exit(
             f"error: the package {name or 'that Microscale needs'} does not import ({error}); "
-            f"install Microscale again with its dependencies: pip install --force-reinstall {name or 'microscale'}"
+            f"install {name or 'Microscale'} again, with its dependencies"
         )
     except KeyboardInterrupt:
         sys.exit(130)

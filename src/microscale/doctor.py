@@ -76,7 +76,7 @@ def _packages() -> Iterator[Finding]:
 
 def _server() -> Finding:
     """What `serve`, `chat` and `quality` need on top of ``REQUIRED``. In vLLM's environment it may be missing."""
-    fix = "For serve, chat and quality: pip install microscale"
+    fix = "For serve, chat and quality install Microscale with its dependencies."
     try:
         lines = importlib.metadata.requires("microscale") or []
     except importlib.metadata.PackageNotFoundError:

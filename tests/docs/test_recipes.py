@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from microscale.hardware import KNOWN
 from support.doc_commands import ROOT, blocks, complaint, pages
 from tools.docs.figures import BLOCK
 from tools.docs.links import section
@@ -104,6 +105,7 @@ def test_readme_proves_in_few_words() -> None:
     assert len(section(readme, "What was proved where").split()) <= 300
     assert (ROOT / "docs/pictures/chat.png").stat().st_size < 200_000
     assert "(docs/pictures/chat.png)" in readme
+    assert f"for {len(KNOWN)} cards" in readme
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for name in ("microscale", "ptxproof", "microscale-lab"):
         if name == "ptxproof":
             alone = subprocess.run([place.microscale, "prove"], env=env, capture_output=True, text=True, check=False)
-            assert "pip install 'microscale[lab]'" in alone.stderr
+            assert "install its wheel" in alone.stderr
         wheel = build(base / "wheel", name)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, env=pip_env)
     return place

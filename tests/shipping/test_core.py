@@ -123,7 +123,7 @@ def test_commands_of_the_core_work_without_the_server(arguments: str, shows: str
 def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
     done = run(command)
     assert done.returncode == 1
-    assert re.fullmatch(r"error: this command needs the package \w+, .* pip install microscale\n", done.stderr)
+    assert re.fullmatch(r"error: this command needs the package \w+, .* with its dependencies\n", done.stderr)
 
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:

@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
         if name not in self.places and name in LAB[self.entry_group]:
             raise Unsupported(
                 f"`{ctx.command_path} {name}` is in a package that is not installed; get it with "
-                "pip install 'microscale[lab]'"
+                "`make install` in a checkout, or install its wheel"
             )
         found, command, rest = super().resolve_command(ctx, args)
         return (name, load_command(name, self.places[name]), rest) if name in self.places else (found, command, rest)
