@@ -29,7 +29,7 @@ from microscale.hardware.tiles.dense import DenseFormat, columns_of, possible
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
-from microscale.kernels.dense.spec import DenseOp, DenseSpec
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
 from microscale.planning import registry
@@ -41,7 +41,7 @@ from microscale_lab.cases.dense_from_sum import FromSumCase, FromSumTileCase, ma
 from microscale_lab.cases.errors import step
 
 pytestmark = pytest.mark.odd_shapes
-IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in DenseFormat]
+IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]
 # One token, odd numbers of tokens, more than a program's columns, every column count; K of half a tile, of fewer tiles
 # than slices, of a real layer; rows of one tile, of no whole block.
 SHAPES = [
@@ -74,7 +74,7 @@ def run(implementation: DenseOp[Any], problem: DenseProblem, x: Tensor | None = 
     return run_dense(implementation, packed, spec, GPU, problem.x if x is None else x, problem.residual)
 
 
-@pytest.mark.parametrize("fmt", list(DenseFormat))
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("tokens, rows, columns", SHAPES)
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
@@ -203,7 +203,7 @@ def test_a_sum_and_its_norm_in_the_layers_launch(case: FromSumCase) -> None:
     hold(case.start(GPU, "cuda")())
 
 
-@pytest.mark.parametrize("fmt", list(DenseFormat))
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("rows, columns", [(5120, 2880), (5120, 2048), (2560, 2880)])
 def test_a_real_layer_from_a_sum(fmt: str, rows: int, columns: int) -> None:
     """More programs than the card holds at once: who stores the sum, and who reads it."""

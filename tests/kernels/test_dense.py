@@ -183,7 +183,7 @@ def test_cost_counts_the_formats_own_bytes() -> None:
     elements = 201088 * 2880
     fp8 = elements + 4 * 201088
     mx = {"mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
-    assert sizes == {"bf16": elements * 2, "fp8": fp8, **mx, "nvfp4": 201088 * (180 * 9 + 4), "fp8_block": 201088 * 90 * 36}
+    assert sizes == {"bf16": elements * 2, "fp8": fp8, **mx, "nvfp4": 201088 * (180 * 9 + 4)}
     assert dense_flops(DenseSpec(8, 4, "bf16", Activations.BF16, False, 3)) == 2 * 3 * 8 * 4
 
 

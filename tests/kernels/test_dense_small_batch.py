@@ -33,14 +33,14 @@ from microscale.kernels.dense import gemm, small_batch, walk_jit
 from microscale.kernels.dense.cost import activation_bytes, weight_bytes
 from microscale.kernels.dense.fragments import TritonMxfp8
 from microscale.kernels.dense.packed import pack
-from microscale.kernels.dense.spec import DenseSpec
+from microscale.kernels.dense.spec import FORMATS, DenseSpec
 from microscale.kernels.launch import Launch, recording, taken_by
 from microscale.kernels.op import Activations
 from support.plain_gluon import Pointer, plain
 from support.shapes import dense_shapes
 
 TOKENS, ROW_TILES = 2, 3
-QUANTISED = [fmt for fmt in DenseFormat if fmt != "bf16"]
+QUANTISED = [fmt for fmt in FORMATS if fmt != "bf16"]
 NONE, GROUP = (getattr(walk_jit, name).value for name in ("NONE", "GROUP"))
 
 
@@ -113,7 +113,7 @@ def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> Non
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
-@pytest.mark.parametrize("fmt", list(DenseFormat))
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_chosen_can_run(fmt: str, gpu: Gpu) -> None:
     for rows in (128, 2816, 5120, 8192, 12288, 201088, 262144):
         for tokens in (1, 8, 9, 16, 17, 40, 100):
@@ -129,7 +129,7 @@ def test_what_is_chosen_can_run(fmt: str, gpu: Gpu) -> None:
             assert 4 * tile.slices * tile.rows * tile.columns <= gpu.shared_per_block
 
 
-@pytest.mark.parametrize("fmt", list(DenseFormat))
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_one_wave_is_one(fmt: str) -> None:
     """Where registers were measured for one wave of programs, the card has room for all of them at once."""
     gpu = known("h200")

@@ -19,7 +19,7 @@ from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
-from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import PathList
@@ -277,7 +277,7 @@ LARGE = (256, 48, 96)
 
 
 def cases() -> Iterator[KernelCase]:
-    for fmt in DenseFormat:
+    for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):
             name = f"{tokens} x {columns} by {rows}"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.dense import DenseFormat, possible
+from microscale.hardware.tiles.dense import possible
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
 from microscale.kernels.dense.reference import dense
-from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Summed
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Summed
 from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
 from microscale.kernels.small.reference import add_rms_norm
@@ -129,7 +129,7 @@ TILES = (80, 2880)
 
 
 def cases() -> Iterator[KernelCase]:
-    for fmt in DenseFormat:
+    for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
         for rows, columns in SHAPES:
             spec = DenseSpec(rows, columns, fmt, Activations.BF16, columns != 1056, 1, behind_sum=True)

@@ -18,10 +18,10 @@ from torch import Tensor
 from microscale.errors import BadSetting
 from microscale.formats import FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.dense import DenseFormat
 from microscale.kernels.dense import small_batch, unpack
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.reference import dense
+from microscale.kernels.dense.spec import FORMATS as WEIGHT_FORMATS
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.op import Activations
 from microscale.planning import registry
@@ -56,16 +56,16 @@ SHAPES = (DenseShape("qkv", 5120, 2880), DenseShape("o", 2880, 4096), DenseShape
 def formats(name: str | None) -> Sequence[str]:
     """One weight format by its name, or all."""
     if name is None:
-        return tuple(DenseFormat)
-    if name not in tuple(DenseFormat):
-        raise BadSetting(f"Unknown weight format {name!r}; known are {', '.join(DenseFormat)}.")
+        return WEIGHT_FORMATS
+    if name not in WEIGHT_FORMATS:
+        raise BadSetting(f"Unknown weight format {name!r}; known are {', '.join(WEIGHT_FORMATS)}.")
     return (name,)
 
 
 def run(
     tokens: Sequence[int] = TOKENS,
     shapes: Sequence[DenseShape] = SHAPES,
-    formats: Sequence[str] = tuple(DenseFormat),
+    formats: Sequence[str] = WEIGHT_FORMATS,
     repeats: int = 20,
 ) -> Iterator[KernelRow]:
     """Rows as they are measured. The first comes after the ceilings, some seconds in."""
