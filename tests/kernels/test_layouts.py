@@ -229,7 +229,8 @@ def test_a_nan_among_mxfp8_values_is_refused(byte: int) -> None:
 def test_odd_shapes_are_refused() -> None:
     with pytest.raises(Unsupported, match="multiple of 16 rows, not 24"):
         pack(random_tensor(MXFP4, 1, 24, 64), RowOrder.PLAIN)
-    odd = BlockScaled(*(torch.zeros(1, 16, n, dtype=torch.uint8) for n in (24, 3)), NVFP4, torch.ones(1, 16))
+    codes, scales = (torch.zeros(1, 16, n, dtype=torch.uint8) for n in (24, 3))
+    odd = BlockScaled(codes, scales, NVFP4, torch.ones(1, 16))
     with pytest.raises(Unsupported, match="multiple of 32 columns, not 48"):
         pack(odd, RowOrder.PLAIN)
     with pytest.raises(Unsupported, match="three axes"):
