@@ -19,7 +19,7 @@ from microscale.engine.loading import build, fit, prepare
 from microscale.engine.loading.build import Precisions, Queueing, build_engine, describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import workload_of
-from microscale.engine.predictions import Phase, Point
+from microscale.engine.predictions import CPU_STEP_S, LEAST_STEP_LIMIT_S, Phase, Point, step_limit_s
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded
@@ -126,6 +126,20 @@ def test_what_is_told_of_an_engine_holds_the_speeds_that_explain_predicts() -> N
     assert offers[0].tok_s is not None
     assert offers[0].tok_s == pytest.approx(same[Phase.DECODE, 1, 128].tok_s)
     assert build._offers(tiny) == ()
+
+
+def test_the_limit_of_a_step_follows_its_prediction() -> None:
+    """A slower card gets more time before its engine counts as hung, and a CPU, whose times are not predicted, most."""
+    limits = []
+    for card in ("h200", "gb10"):
+        found = report.explain(report.Question("gpt-oss-20b", card))
+        shape = found.outline, found.plan, found.setup
+        limits.append(step_limit_s(*shape, sequences=64, context=131072, step_tokens=2048))
+        decode_s = [point.us / 1e6 for point in found.points if point.kind is Phase.DECODE and point.batch <= 64]
+        assert limits[-1] >= 10 * max(decode_s)
+    assert LEAST_STEP_LIMIT_S <= limits[0] < limits[1] < 60
+    tiny = prepare.prepare(TINY)
+    assert step_limit_s(tiny.outline, tiny.plan, tiny.setup, 4, 128, 2048) == CPU_STEP_S
 
 
 def test_preparing_a_checkpoint_reads_none_of_its_weights() -> None:

@@ -169,16 +169,20 @@ def test_nothing_is_left_for_later(folder: Path, filled: Path, caplog: pytest.Lo
     shutil.copytree(filled, folder, dirs_exist_ok=True)
     launches = quick(4)
     ahead = dict(list(launches.items())[:3])
-    with faked_anew(GB10) as driver:
+    announced: list[int] = []
+    with faked_anew(GB10) as driver, knobs.runtime.scope():
         assert list(load_kernels(ahead.values())) == [None] * 3
         assert len(driver.utils.loaded) == 3
         assert driver.launched == []
         late = LateKernels()
         late.watch()
+        late.announce(lambda: announced.append(late.compiled))
         launch_all(ahead)
         assert (late.compiled, late.loaded, len(driver.utils.loaded), len(driver.launched)) == (0, 0, 3, 3)
+        assert announced == []
         launch_all(launches)
     assert (late.compiled, late.loaded) == (1, 0)
+    assert announced == [0]  # before it was compiled
     name = list(launches)[3].short_name
     assert f"The kernel {name} was compiled in" in caplog.text
 
