@@ -111,8 +111,11 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
     q = tl.load(words_ptr + tl.arange(0, 32 * BITS)).reshape(1, 32 * BITS).to(tl.uint32, bitcast=True)
     if BITS == 8 and not MX:  # the bf16 path loads the groups apart and joins them
         q = q.reshape(1, 2, 128).permute(0, 2, 1)
-    SCALES: tl.constexpr = 16 if NVFP4 else 8
-    s = tl.load(scales_ptr + tl.arange(0, SCALES)).reshape(1, SCALES).to(tl.uint32, bitcast=True)
+    if NVFP4:
+        pairs = scales_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
+        s = tl.load(pairs + tl.arange(0, 8)).reshape(1, 8).to(tl.uint64, bitcast=True)
+    else:
+        s = tl.load(scales_ptr + tl.arange(0, 8)).reshape(1, 8).to(tl.uint32, bitcast=True)
     at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
     if MX:
         codes, scales = jit.e4m3_weights(q, s, BITS, 1, 1, True)

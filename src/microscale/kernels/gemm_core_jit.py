@@ -53,7 +53,6 @@ def accumulate(
     R: tl.constexpr = BLOCK_N // 16
     T: tl.constexpr = BLOCK_K // 64
     WORDS: tl.constexpr = 32 * BITS  # of one tile
-    SCALES: tl.constexpr = 16 if NVFP4 else 8  # likewise
     SPLIT: tl.constexpr = BITS == 8 and not MX  # one load per group, so that warps lie along the rows here too
     LOAD: tl.constexpr = 128 if SPLIT else T * WORDS
     k_tiles = tl.cdiv(k, 64)
@@ -62,14 +61,17 @@ def accumulate(
     row_tile = row_tile.to(tl.int64) if expert is None else expert.to(tl.int64) * (rows // 16) + row_tile
     tile = row_tile * k_tiles
     word = tl.arange(0, LOAD)
-    scale = tl.arange(0, T * SCALES)
+    scale = tl.arange(0, T * 8)
     column = tl.arange(0, BLOCK_K)
     if QUADS and not MX:
         column = column // 32 * 32 + column // 4 % 4 * 8 + column // 16 % 2 * 4 + column % 4
     word_ptrs = words_ptr + tile[:, None] * WORDS + word[None, :]
     if NVFP4:
+        # Pairs of words: as many of single ones are more than threads, and Triton would then choose the layout of the
+        # weights after theirs, and take them through shared memory.
+        scales_ptr = scales_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
         tile += row_tile  # the scales of each row tile's rows
-    scale_ptrs = scales_ptr + tile[:, None] * SCALES + scale[None, :]
+    scale_ptrs = scales_ptr + tile[:, None] * 8 + scale[None, :]
     acc = ()
     x_ptrs = ()
     xs_ptrs = ()
@@ -86,8 +88,8 @@ def accumulate(
         if CHANNELS:
             s = tl.full([R, T * 8], 0x7F7F7F7F, tl.uint32)  # every group times 1
         else:
-            s = tl.load(scale_ptrs + t * SCALES, mask=(scale < (k_tiles - t) * SCALES)[None, :], other=0)
-            s = s.to(tl.uint32, bitcast=True)
+            s = tl.load(scale_ptrs + t * 8, mask=(scale < (k_tiles - t) * 8)[None, :], other=0)
+            s = s.to(tl.uint64 if NVFP4 else tl.uint32, bitcast=True)
         ws = s
         if MX:
             w, ws = e4m3_weights(q, s, BITS, R, T, PLAIN)

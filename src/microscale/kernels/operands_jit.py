@@ -119,18 +119,6 @@ def _scale_bytes(s, R: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def _e2m1_factors(s, R: tl.constexpr, NVFP4: tl.constexpr):
-    """Scale words [R, 8 = g], or of NVFP4 [R, 16 = (g p)] → bf16 factors twice in a uint32 [R, 8, 4 = (p t % 2), 4]."""
-    if NVFP4:
-        b = (s.reshape(R, 8, 2, 1, 1) >> (8 * tl.arange(0, 4))) & 0xFF
-        factor = tl.broadcast_to(b * 0x00100010 + _NVFP4_FACTOR, (R, 8, 2, 2, 4))
-        return factor.reshape(R, 8, 4, 4)
-    else:
-        b = _scale_bytes(s, R, 1)
-        return tl.broadcast_to(((b + _E2M1_EXPONENT) * 0x00800080).reshape(R, 8, 1, 4), (R, 8, 4, 4))
-
-
-@triton.jit
 def row_scales(scales_ptr, expert, row, rows, k):
     """NVFP4's float32 scales of packed rows, which stand behind the scale words of their row tiles."""
     tile = row // 16
@@ -144,11 +132,17 @@ def row_scales(scales_ptr, expert, row, rows, k):
 def bf16_weights(
     q, s, BITS: tl.constexpr, NVFP4: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr, PLAIN: tl.constexpr
 ):
-    """Words [R, 128] (MXFP8: [R, 128, 2 = G]) and scale words [R, 8] (NVFP4: [R, 16]) → bf16 [16 R, 64], columns in
-    fragment order."""
+    """Words [R, 128] (MXFP8: [R, 128, 2 = G]) and scale words [R, 8] (NVFP4: pairs of them, uint64) → bf16 [16 R, 64],
+    columns in fragment order."""
     if BITS == 4:
-        shape: tl.constexpr = (R, 8, 4, 4)
-        factor = _e2m1_factors(s, R, NVFP4)
+        if NVFP4:
+            shape: tl.constexpr = (R, 8, 2, 2, 4)  # t is 2 p and one more
+            b = ((s.reshape(R, 8, 1) >> (8 * tl.arange(0, 8))) & 0xFF).to(tl.uint32)  # g (p v)
+            factor = tl.broadcast_to((b * 0x00100010 + _NVFP4_FACTOR).reshape(R, 8, 2, 1, 4), shape)
+        else:
+            shape: tl.constexpr = (R, 8, 4, 4)
+            b = _scale_bytes(s, R, 1)
+            factor = tl.broadcast_to(((b + _E2M1_EXPONENT) * 0x00800080).reshape(R, 8, 1, 4), shape)
         f0, f1, f2, f3 = e2m1_to_bf16(q.reshape(shape))
         even = tl.join(scaled_pairs(f0, factor, PLAIN), scaled_pairs(f2, factor, PLAIN))
         odd = tl.join(scaled_pairs(f1, factor, PLAIN), scaled_pairs(f3, factor, PLAIN))
