@@ -8,6 +8,7 @@ program orders. A wait counts for the thread and, behind a barrier, for its bloc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,8 @@ class Order:
                 kind = "writes what a launch before it touches" if writes else "reads what a launch before it writes"
                 raise Race(f"{threads.where}: {who} {kind}, and nothing has waited for that launch.")
         flags = self.touched.written if writes else self.touched.read
-        _rows(flags, width, count)[rows] = np.iinfo(UNSIGNED[8 * width]).max
+        kind: Any = UNSIGNED[8 * width]
+        _rows(flags, width, count)[rows] = np.iinfo(kind).max
 
 
 def _rows(flags: Array, width: int, count: int) -> Array:
