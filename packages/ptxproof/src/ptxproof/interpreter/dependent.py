@@ -96,8 +96,8 @@ class Order:
                 wrong |= _rows(forbidden.read, width, count)[rows].any(1) & concerned
             if wrong.any():
                 who = threads.name(int(selected[np.flatnonzero(wrong)[0]]))
-                kind = "writes what a launch before it touches" if writes else "reads what a launch before it writes"
-                raise Race(f"{threads.where}: {who} {kind}, and nothing has waited for that launch.")
+                what = "writes what a launch before it touches" if writes else "reads what a launch before it writes"
+                raise Race(f"{threads.where}: {who} {what}, and nothing has waited for that launch.")
         flags = self.touched.written if writes else self.touched.read
         kind: Any = UNSIGNED[8 * width]
         _rows(flags, width, count)[rows] = np.iinfo(kind).max

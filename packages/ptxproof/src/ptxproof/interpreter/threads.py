@@ -24,7 +24,7 @@ class Threads:
     def meet(self, active: Array | None) -> None:
         """Of each block these lanes come after all that each of them has waited for."""
         everyone = np.ones(self.num, np.bool_) if active is None else active
-        some: Array = (self.waited & everyone).reshape(self.num_blocks, -1).any(1)
+        some: Array = np.any((self.waited & everyone).reshape(self.num_blocks, -1), axis=1)
         self.waited |= everyone & some[self.block]
 
     def name(self, lane: int) -> str:
