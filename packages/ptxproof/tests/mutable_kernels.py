@@ -1,9 +1,10 @@
-"""A kernel in which each operator of ``ptxproof.mutate`` finds something."""
+"""A kernel in which each operator of ``ptxproof.mutate`` finds something, and one that waits for launches before it."""
 
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -24,3 +25,14 @@ def halved_rows(x_ptr, y_ptr, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
         total = total + 1
     tl.debug_barrier()
     tl.store(y_ptr + row, tl.sum(total, axis=0).to(tl.bfloat16))
+
+
+@triton.jit
+def doubled_after_wait(x_ptr, y_ptr, EARLY: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr):
+    """y = 2 x, as a dependent launch: ``EARLY`` lets the next one begin first."""
+    at = tl.arange(0, BLOCK)
+    if EARLY:
+        gdc_launch_dependents()
+    if WAITS:
+        gdc_wait()
+    tl.store(y_ptr + at, 2 * tl.load(x_ptr + at))

@@ -7,6 +7,7 @@ on a CPU, with checks that hardware does not make. ``translate`` and ``as_card``
 from ptxproof.compiler import Facts, compile_kernel, compile_to_ptx
 from ptxproof.errors import BadPtx, InterpretError, NotInterpreted, ProofError, Race, Unsupported
 from ptxproof.gate import Proof, find_faults, prove
+from ptxproof.interpreter.dependent import Chain
 from ptxproof.interpreter.launched import Edit, interpret, interpret_ptx
 from ptxproof.launch import TritonKernel, TritonLaunch
 from ptxproof.play import Card, CardRun, as_card, present_card
@@ -18,6 +19,7 @@ __all__ = [
     "BadPtx",
     "Card",
     "CardRun",
+    "Chain",
     "Edit",
     "Facts",
     "InterpretError",

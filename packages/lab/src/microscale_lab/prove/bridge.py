@@ -24,11 +24,12 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
     """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and
     how often. ``to_ptx`` replaces the compiler."""
     ran: dict[Kernel, int] = {}
+    chain = ptxproof.Chain()
 
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         ran[kernel] = ran.get(kernel, 0) + 1
-        ptxproof.interpret(ptxproof.TritonLaunch(*started), sm, edit, to_ptx)
+        ptxproof.interpret(ptxproof.TritonLaunch(*started), sm, edit, to_ptx, chain)
         return False
 
     with taken_by(take):

@@ -138,6 +138,8 @@ def run_mutants(
             known(gpu), [op] if op else [], results, sample=sample, seed=seed, jobs=jobs or usable_cores(),
             cache_dir=cache_dir, progress=show,
         )  # fmt: skip
+    if not found:
+        raise Unsupported(f"There is no kernel of {op or 'any op'} to change on GPU {gpu}.")
     (console or _console()).out(mutants_as_markdown(found), highlight=False)
     return 0
 

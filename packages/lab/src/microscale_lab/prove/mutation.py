@@ -106,14 +106,15 @@ def _read(results: Path) -> Iterator[MutantResult]:
 
 
 def _targets(gpu: Gpu, ops: Sequence[str], progress: Progress) -> list[_Target]:
-    """Our functions that a case starts or calls, by name."""
+    """Our functions that a case starts or calls, by name; with ``ops`` those in their folders."""
+    folders = tuple(f"microscale.kernels.{op}." for op in ops) or ("microscale.",)
     selected = select([gpu], cases_of(ops), CPU, progress)
     quick = {id(unit) for unit in shorten(selected).units}
     by_size = sorted(selected.units, key=lambda unit: (id(unit) not in quick, unit_size(unit)))
     using: dict[Any, list[tuple[CaseOnCard, bool]]] = defaultdict(list)
     for unit in by_size:
         for fn in set().union(*(_reached(kernel.fn) for kernel in unit.kernels)):
-            if fn.__module__.startswith("microscale."):
+            if fn.__module__.startswith(folders):
                 using[fn].append((unit, id(unit) in quick))
     found = [_Target(fn, gpu, tuple(units)) for fn, units in using.items()]
     return sorted(found, key=lambda target: (target.fn.__module__, target.fn.__name__))

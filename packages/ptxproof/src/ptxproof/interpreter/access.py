@@ -149,7 +149,7 @@ def build_atomic(ops: Operands, instruction: PtxInstruction) -> Step:
             places = lanes.shared.atomic_places(addresses, bits // 8, selected)
             memory = lanes.shared.bytes.view(dtype)
         else:
-            places = lanes.memory.places(lanes, addresses, bits // 8, selected)
+            places = lanes.memory.accessed(lanes, addresses, bits // 8, 1, selected, writes=True)
             memory = lanes.memory.bytes.view(dtype)
         before = np.zeros(len(selected), dtype)
         for at, place in enumerate(places):

@@ -36,7 +36,7 @@ _BUILDERS: dict[str, warp.Builder] = {
     "mbarrier": mbarrier.build_mbarrier,
     "elect": warp.build_election,
 }
-_WITHOUT_EFFECT = ("griddepcontrol", "membar", "fence", "prefetch", "nanosleep", "discard", "pragma", "setmaxnreg")
+_WITHOUT_EFFECT = ("membar", "fence", "prefetch", "nanosleep", "discard", "pragma", "setmaxnreg")
 
 
 def build(ops: Operands, placed: ProgramLine) -> Step:
@@ -75,6 +75,8 @@ def _bare(ops: Operands, instruction: PtxInstruction) -> Step:
         return lambda lanes, active: lanes.shared.fence(active)
     if instruction.opcode.startswith("cp.async.mbarrier"):
         return mbarrier.build_copy_arrival(ops, instruction)
+    if name == "griddepcontrol":
+        return warp.build_dependence(ops, instruction)
     if name in _WITHOUT_EFFECT:
         return lambda lanes, active: None
     if name == "createpolicy":  # a hint to the cache

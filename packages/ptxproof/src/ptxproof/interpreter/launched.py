@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ptxproof.compiler import compile_to_ptx
+from ptxproof.interpreter.dependent import Chain
 from ptxproof.interpreter.memory import GlobalMemory
 from ptxproof.interpreter.run import InterpretedKernel
 from ptxproof.launch import TritonKernel, TritonLaunch
@@ -22,22 +23,28 @@ Compile = Callable[[TritonKernel, int], tuple[str, int]]
 """A kernel and an SM → its PTX, and the bytes of shared memory that a block takes."""
 
 
-def interpret(launch: TritonLaunch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> TritonKernel:
+def interpret(
+    launch: TritonLaunch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None, chain: Chain | None = None
+) -> TritonKernel:
     """Run one launch on CPU tensors as it would run on ``sm``, and write its results into them.
 
     Raises ``InterpretError`` where the kernel does something that no kernel may do. ``to_ptx`` replaces the compiler,
-    for example by one with a cache. Returns the kernel that ran.
+    for example by one with a cache. ``chain`` has the launches before, and gets this one: with it a launch with
+    ``launch_pdl=True`` must wait before it touches what they write. Returns the kernel that ran.
     """
     kernel = launch.kernel()
     ptx, shared = (to_ptx or _ptx)(kernel, sm)
     program = _read(ptx if edit is None else edit(kernel, ptx), shared)
-    _run(program, launch.grid, launch.runtime_arguments(kernel))
+    memory = GlobalMemory()
+    arguments = [_bits(value, memory) for value in launch.runtime_arguments(kernel)]
+    program.run(launch.grid, arguments, memory, chain, dependent=bool(launch.options.get("launch_pdl")))
     return kernel
 
 
 def interpret_ptx(ptx: str, grid: tuple[int, ...], arguments: Sequence[Any], shared_bytes: int = 0) -> None:
     """Run the kernel of ``ptx`` over CPU tensors and numbers. ``shared_bytes``: dynamic shared memory of a block."""
-    _run(_read(ptx, shared_bytes), grid, arguments)
+    memory = GlobalMemory()
+    _read(ptx, shared_bytes).run(grid, [_bits(value, memory) for value in arguments], memory)
 
 
 @lru_cache(maxsize=64)
@@ -49,11 +56,6 @@ def _ptx(kernel: TritonKernel, sm: int) -> tuple[str, int]:
 def _read(ptx: str, shared_bytes: int) -> InterpretedKernel:
     """Reading PTX takes as long as running it over a small problem."""
     return InterpretedKernel(ptx, shared_bytes)
-
-
-def _run(program: InterpretedKernel, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
-    memory = GlobalMemory()
-    program.run(grid, [_bits(value, memory) for value in arguments], memory)
 
 
 def _bits(value: Any, memory: GlobalMemory) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptxproof.errors import InterpretError, Race
+from ptxproof.interpreter.dependent import Order
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.threads import Threads
 
@@ -31,6 +32,7 @@ class GlobalMemory:
         self._tensors: list[tuple[int, int, int]] = []
         self.bytes = np.empty(0, np.uint8)
         self._places = self._firsts = self._ends = np.empty(0, np.int64)
+        self.order: Order | None = None
 
     def add(self, content: Array, first: int = 0, end: int | None = None) -> int:
         """The address of byte ``first`` of these bytes; only those from there up to ``end`` are the tensor's. They are
@@ -76,12 +78,27 @@ class GlobalMemory:
         whole = self.bytes[: self.bytes.size // size * size]
         return whole.view(UNSIGNED[8 * width]).reshape(-1, count)
 
+    def storages(self) -> dict[int, tuple[int, Array]]:
+        """The bytes behind the tensors by their address on this machine, each with its place in ``bytes``."""
+        pairs = zip(self._starts.items(), self._contents, strict=True)
+        return {key: (start, content) for (key, start), content in pairs}
+
+    def accessed(
+        self, threads: Threads, addresses: Array, width: int, count: int, selected: Array, *, writes: bool
+    ) -> Array:
+        """``places`` of an access, which is held against those of other launches."""
+        places = self.places(threads, addresses, width * count, selected)
+        if self.order is not None:
+            self.order.access(threads, places, width, count, selected, writes=writes)
+        return places
+
     def load(self, threads: Threads, addresses: Array, width: int, count: int, selected: Array) -> Array:
-        loaded: Array = self.rows(width, count)[self.places(threads, addresses, width * count, selected)]
+        places = self.accessed(threads, addresses, width, count, selected, writes=False)
+        loaded: Array = self.rows(width, count)[places]
         return loaded
 
     def store(self, threads: Threads, addresses: Array, width: int, rows: Array, selected: Array) -> None:
-        places = self.places(threads, addresses, width * rows.shape[1], selected)
+        places = self.accessed(threads, addresses, width, rows.shape[1], selected, writes=True)
         stored = self.rows(width, rows.shape[1])
         stored[places] = rows
         refuse_different(threads, stored[places], rows, selected, "global")

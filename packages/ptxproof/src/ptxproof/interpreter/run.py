@@ -15,6 +15,7 @@ import numpy as np
 from ptxproof.errors import InterpretError, NotInterpreted
 from ptxproof.interpreter.access import GENERIC, space_of, store_bytes
 from ptxproof.interpreter.build import build
+from ptxproof.interpreter.dependent import Chain
 from ptxproof.interpreter.lanes import WARP, Lanes, Mask
 from ptxproof.interpreter.mbarrier import Wait, build_wait
 from ptxproof.interpreter.memory import GlobalMemory
@@ -59,12 +60,18 @@ class InterpretedKernel:
         self._built: dict[tuple[int, ...], list[_Block]] = {}
         """The steps, by the addresses of the program's constants: a kernel is started more than once."""
 
-    def run(self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory) -> None:
-        """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0."""
+    def run(
+        self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory, chain: Chain | None = None,
+        *, dependent: bool = False,
+    ) -> None:  # fmt: skip
+        """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0.
+        ``chain``: the launches before, which may still run if this one is ``dependent``."""
         constants = {
             name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
         }
         memory.fill()
+        if chain is not None:
+            memory.order = chain.begin(memory.storages(), memory.bytes.size, dependent=dependent)
         key = tuple(constants.values())
         if key not in self._built:
             ops = Operands(self.program, constants)
@@ -80,7 +87,11 @@ class InterpretedKernel:
                 ids = np.arange(first, min(first + at_once, total))
                 lanes = Lanes(self.program, ids, (x, y, z), params, memory, self._shared_bytes, self._grain)
                 _Flow(lanes, blocks).run()
+                if memory.order is not None:
+                    memory.order.all_waited &= bool(lanes.waited.all())
         memory.restore()
+        if chain is not None and memory.order is not None:
+            chain.end(memory.order)
 
     def _build(self, ops: Operands, at: int) -> _Block:
         placed = self.program.blocks[at]
@@ -168,6 +179,7 @@ class _Flow:
             self._await(at, block.wait, active)
         elif active is None and block.barrier[1] in (None, lanes.program.threads):
             lanes.shared.barrier(None)
+            lanes.meet(None)
             self._join(at + 1, None)
         else:
             everyone = np.ones(lanes.num, np.bool_) if active is None else active
@@ -257,6 +269,7 @@ class _Flow:
 
     def _let_go(self, places: Sequence[int], free: Array) -> None:
         self._lanes.shared.barrier(free)
+        self._lanes.meet(free)
         for at in places:
             waiting = self._waiting.pop(at)
             if (waiting & ~free).any():

@@ -16,8 +16,16 @@ class Threads:
         self.num = per_block * num_blocks
         self.thread = np.tile(np.arange(per_block, dtype=np.uint32), num_blocks)  # by lane: its number in the block
         self.block: Array = np.repeat(np.arange(num_blocks), per_block)  # by lane
+        self.waited = np.zeros(self.num, np.bool_)
+        """Lanes that come after a wait for the launches before."""
         self.where = ""
         """The instruction that runs, for messages."""
+
+    def meet(self, active: Array | None) -> None:
+        """Of each block these lanes come after all that each of them has waited for."""
+        everyone = np.ones(self.num, np.bool_) if active is None else active
+        some: Array = np.any((self.waited & everyone).reshape(self.num_blocks, -1), axis=1)
+        self.waited |= everyone & some[self.block]
 
     def name(self, lane: int) -> str:
         return f"thread {int(self.thread[lane])} of block {int(self.block[lane])}"

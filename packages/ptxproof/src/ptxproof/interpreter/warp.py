@@ -153,4 +153,18 @@ def build_election(ops: Operands, instruction: PtxInstruction) -> Step:
     return step
 
 
+def build_dependence(ops: Operands, instruction: PtxInstruction) -> Step:
+    """``griddepcontrol``: wait for the launches before, or let the next one begin."""
+
+    def wait(lanes: Lanes, active: Mask) -> None:
+        lanes.waited |= True if active is None else active
+
+    def release(lanes: Lanes, active: Mask) -> None:
+        order, selected = lanes.memory.order, lanes.selected(active)
+        if order is not None and not lanes.waited[selected].all():
+            order.released_early = True
+
+    return wait if instruction.opcode.endswith("wait") else release
+
+
 Builder = Callable[[Operands, PtxInstruction], Step]
