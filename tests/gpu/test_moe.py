@@ -20,7 +20,7 @@ from microscale.hardware.tiles.gemm import GemmPath, GemmTile
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
-from microscale.kernels.moe.bf16_activations import TritonW4A16, TritonW8A16
+from microscale.kernels.moe.bf16_activations import TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.mxfp8_activations import TritonW4A8
 from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
@@ -37,7 +37,7 @@ from microscale_lab.tune.candidates import of_gemm
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
-IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
+IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16(), "nvfp4": TritonNvfp4A16()}
 REAL = [
     *(ExpertsInput(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
     *(ExpertsInput(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
