@@ -56,7 +56,7 @@ def test_every_option_is_in_a_group_with_its_full_name(name: str) -> None:
 
 def test_choices_are_shown() -> None:
     _, lines = parsed(ALL["serve"], "serve")
-    assert lines["--precision"].endswith("exact|balanced|fast")
+    assert lines["--precision"].endswith("exact|balanced|fast|auto")
     assert lines["--load-format"].endswith("auto|safetensors|dummy")
     assert lines["--enable-prefix-caching"].endswith("--no-enable-prefix-caching")
 
