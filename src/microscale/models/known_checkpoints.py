@@ -16,6 +16,11 @@ PUBLISHED = {
     "gpt-oss-120b": "openai/gpt-oss-120b",
     "gemma-4-26b-a4b": "google/gemma-4-26B-A4B-it",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-30b-a3b-nvfp4": "nvidia/Qwen3-30B-A3B-NVFP4",
+    "qwen3-30b-a3b-fp8": "Qwen/Qwen3-30B-A3B-FP8",
+    "gemma-4-26b-a4b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4",
+    "gemma-4-26b-a4b-it-nvfp4": "RedHatAI/gemma-4-26B-A4B-it-NVFP4",
+    "gpt-oss-20b-bf16": "unsloth/gpt-oss-20b-BF16",
 }
 """Preset → the hub id of its checkpoint."""
 GGUF = ".gguf"

@@ -208,4 +208,11 @@ _TINY = Gemma4Config(
     tied=True,
 )
 
-PRESETS = {"gemma-4-26b-a4b": _26B_A4B, "gemma-4-tiny": _TINY}
+_EXPERTS_NVFP4 = replace(LayerFormats.all("bf16"), experts="nvfp4")
+PRESETS = {
+    "gemma-4-26b-a4b": _26B_A4B,
+    # NVIDIA quantised the experts, RedHat all but router, embeddings and lm_head.
+    "gemma-4-26b-a4b-nvfp4": replace(_26B_A4B, formats=(_EXPERTS_NVFP4,) * 30),
+    "gemma-4-26b-a4b-it-nvfp4": replace(_26B_A4B, formats=(LayerFormats.all("nvfp4"),) * 30),
+    "gemma-4-tiny": _TINY,
+}

@@ -11,7 +11,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -101,6 +101,7 @@ _TINY = GptOssConfig(
 PRESETS = {
     "gpt-oss-20b": _published(num_layers=24, num_experts=32),
     "gpt-oss-120b": _published(num_layers=36, num_experts=128),
+    "gpt-oss-20b-bf16": replace(_published(num_layers=24, num_experts=32), expert_format="bf16"),
     "gpt-oss-tiny": _TINY,
 }
 

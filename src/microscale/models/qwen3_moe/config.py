@@ -95,7 +95,19 @@ _TINY = Qwen3MoeConfig(
     expert_format="mxfp8",
 )
 
-PRESETS = {"qwen3-30b-a3b": _30B_A3B, "qwen3-moe-tiny": _TINY}
+
+def _quantised(fmt: str) -> Qwen3MoeConfig:
+    """As published in one format: experts and attention. The router and lm_head are BF16."""
+    return replace(_30B_A3B, expert_format=fmt, qkv_format=fmt, o_format=fmt)
+
+
+PRESETS = {
+    "qwen3-30b-a3b": _30B_A3B,
+    "qwen3-30b-a3b-nvfp4": _quantised("nvfp4"),
+    "qwen3-30b-a3b-mxfp4": _quantised("mxfp4"),
+    "qwen3-30b-a3b-fp8": _quantised("fp8_block"),
+    "qwen3-moe-tiny": _TINY,
+}
 
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +140,8 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
 def preset(name: str, config: Qwen3MoeConfig, overrides: Mapping[str, object]) -> Qwen3MoeConfig:
     """A preset with ``overrides`` of the keys that its config.json would have."""
     file = _override(JsonObject(f"Preset {name}", to_hugging_face(config)), overrides)
-    return replace(from_hugging_face(file), expert_format=config.expert_format)
+    formats = {field: getattr(config, field) for field in (*_MODULES, "lm_head_format")}
+    return replace(from_hugging_face(file), **formats)
 
 
 def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeConfig:

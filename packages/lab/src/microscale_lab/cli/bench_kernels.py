@@ -15,15 +15,18 @@ from microscale_lab.cli.played import AsOption, labelled, played_card
 
 
 def bench_kernels(
-    op: Annotated[str, typer.Argument(help="moe, dense, attention, small or sampling.")] = "moe",
+    op: Annotated[str, typer.Argument(help="moe, dense, formats, attention, small or sampling.")] = "moe",
     model: Annotated[
         str | None,
-        measurement_option(help="moe: the layer of gpt-oss-120b, gemma-4-26b-a4b … or 256-experts."),
+        measurement_option(help="moe, formats: the layer of gpt-oss-120b, gemma-4-26b-a4b … or 256-experts."),
     ] = None,
     activations: Annotated[str, precision_option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = "bf16",
     weight_format: Annotated[
         str | None,
-        precision_option("--format", help="moe, dense: the weights' format, such as nvfp4; else a model's own."),
+        precision_option(
+            "--format",
+            help="moe, dense: the weights' format, such as nvfp4; else a model's own. formats: several, such as mxfp4,nvfp4.",
+        ),
     ] = None,
     tokens: Annotated[str | None, measurement_option(help="Token counts, such as 1,8,64.")] = None,
     card: AsOption = None,
@@ -35,14 +38,15 @@ def bench_kernels(
 ) -> None:
     """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.
 
-    Every row is checked against the reference first; a wrong kernel has no figure.
+    Every row is checked against the reference first; a wrong kernel has no figure. ``formats`` prints expert and dense
+    layers in several weight formats next to each other.
     """
     import torch
     import triton
 
     from microscale import hardware
     from microscale.kernels.op import Activations
-    from microscale_lab.kernel_bench import kernels
+    from microscale_lab.kernel_bench import formats, kernels
     from microscale_lab.kernel_bench import rows as bench_rows
     from microscale_lab.predict.record import record as record_rows
 
@@ -61,6 +65,6 @@ def bench_kernels(
         print_json(labelled(bench_rows.as_json(rows), label))
     else:
         print(f"{label or gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op}")
-        print(bench_rows.table(rows))
+        print((formats.side_by_side if bench is kernels.KernelBench.FORMATS else bench_rows.table)(rows))
     if record:
         err.print(f"Wrote {record_rows(rows, gpu, directory, card)}", soft_wrap=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from microscale.errors import BadSetting
 from microscale.kernels.op import Activations
-from microscale_lab.kernel_bench import attention, dense, moe, sampling, small
+from microscale_lab.kernel_bench import attention, dense, formats, moe, sampling, small
 from microscale_lab.kernel_bench.rows import KernelRow
 
 
@@ -16,6 +16,7 @@ class KernelBench(StrEnum):
 
     MOE = "moe"
     DENSE = "dense"
+    FORMATS = "formats"
     ATTENTION = "attention"
     SMALL = "small"
     SAMPLING = "sampling"
@@ -29,14 +30,19 @@ def run(
     weight_format: str | None = None,
 ) -> Iterator[KernelRow]:
     """The rows of an op, as they are measured. An option that the op does not know is refused."""
-    if weight_format is not None and op not in (KernelBench.MOE, KernelBench.DENSE):
-        raise BadSetting(f"--format belongs to `bench kernels moe` and `dense`, not to {op}.")
-    if op is not KernelBench.MOE and (model is not None or activations is not Activations.BF16):
-        raise BadSetting(f"--model and --activations belong to `bench kernels moe`, not to {op}.")
+    if weight_format is not None and op not in (KernelBench.MOE, KernelBench.DENSE, KernelBench.FORMATS):
+        raise BadSetting(f"--format belongs to `bench kernels moe`, `dense` and `formats`, not to {op}.")
+    if op is not KernelBench.MOE and activations is not Activations.BF16:
+        raise BadSetting(f"--activations belongs to `bench kernels moe`, not to {op}.")
+    if op not in (KernelBench.MOE, KernelBench.FORMATS) and model is not None:
+        raise BadSetting(f"--model belongs to `bench kernels moe` and `formats`, not to {op}.")
     if op is KernelBench.MOE:
         return moe.run(model or "gpt-oss-120b", tokens or moe.TOKENS, activations, weight_format)
     if op is KernelBench.DENSE:
         return dense.run(tokens or dense.TOKENS, formats=dense.formats(weight_format))
+    if op is KernelBench.FORMATS:
+        named = formats.FORMATS if weight_format is None else weight_format.split(",")
+        return formats.run(model or formats.MODEL, tokens or formats.TOKENS, named)
     if op is KernelBench.SMALL:
         return small.run(tokens or small.TOKENS)
     if op is KernelBench.SAMPLING:
