@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors"},
     "engine": {"models", "planning", "kernels.compiling", "parallel", "hardware", "settings", "errors", "version"},
     "server": {"engine", "text", "settings", "errors", "version"},
+    "server.model_files": {"server", "models", "engine", "text", "errors"},
     "doctor": {"hardware", "errors", "version"},
     "__init__": {"version"},
 }
@@ -105,9 +106,10 @@ class Source:
 
     @property
     def part(self) -> str:
-        """The top-level folder or module that the file belongs to. `kernels/compiling` has rules of its own."""
-        if self.place.startswith("kernels/compiling/"):
-            return "kernels.compiling"
+        """The top-level folder or module that the file belongs to, or what has rules of its own within one."""
+        for part in ("kernels.compiling", "server.model_files"):
+            if self.place.startswith(part.replace(".", "/")):
+                return part
         return self.place.split("/")[0].removesuffix(".py")
 
     @property

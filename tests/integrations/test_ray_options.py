@@ -19,15 +19,15 @@ from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, De
 from microscale.server.options import RequestLimits
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"host", "port", "api_key", "restart_engine"} | {
+ELSEWHERE = {"host", "port", "api_key", "restart_engine", "yes"} | {
     "nnodes",
     "node_rank",
     "master_addr",
     "master_port",
     "rank_secret_file",
 }
-"""Options of ``microscale serve`` that Ray has its own for, that a cluster must not be shown, or that make one model of
-several machines."""
+"""Options of ``microscale serve`` that Ray has its own for, that a cluster must not be shown, that answer a
+question, or that make one model of several machines."""
 
 
 def test_every_option_of_the_server_is_an_argument() -> None:

@@ -16,7 +16,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_inputs import StepInputs
 from microscale.engine.work import Work
-from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
+from microscale.formats import FORMATS, MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, REPRESENTATIVES, Gpu, cpu, detect
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
@@ -57,7 +57,7 @@ def specs(base: Spec) -> list[Spec]:
     """``base`` in every format and with all activations."""
     formats: list[Spec] = [base]
     if isinstance(base, DenseSpec | MoeSpec):
-        formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", "mxfp8", "mxfp4")]
+        formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4")]
     return [replace(spec, activations=activations) for spec in formats for activations in Activations]
 
 
@@ -86,7 +86,7 @@ def test_dense(entry: DenseOp[Any], rows: int) -> None:
         assert isinstance(spec, DenseSpec)
         plain = torch.randn(96, 128, generator=torch.Generator().manual_seed(1)).to(DEVICE)
         encoded: dict[str, Callable[[], Weight]] = {"bf16": plain.bfloat16, "fp8": partial(encode_channels, plain)}
-        weight = encoded.get(spec.weight_format, partial(encode, plain, MXFP4 if "4" in spec.weight_format else MXFP8))
+        weight = encoded.get(spec.weight_format) or partial(encode, plain, FORMATS[spec.weight_format])
         packed = entry.pack(DenseWeights(weight(), torch.ones(96, device=DEVICE).bfloat16()), spec)
         x, residual = tokens_of(spec, rows, 128), tokens_of(spec, rows, 96)
         check_capturable(partial(run_dense, entry, packed, spec, gpu, x, residual))

@@ -11,13 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from microscale import hardware
-from microscale.cli.serve_files import find_tokenizer
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
@@ -25,6 +24,7 @@ from microscale.explain import Question, explain
 from microscale.models import hub
 from microscale.models.families import find_config
 from microscale.models.known_checkpoints import PUBLISHED, hub_id, preset_of
+from microscale.server.model_files import find_tokenizer
 from support.fake_hub import COMMIT, FakeHub, serve_hub
 from support.tiny_checkpoints import CASES, write_hf
 

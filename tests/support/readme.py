@@ -89,6 +89,5 @@ TABLE = {
 
 
 def shown_by(command: str) -> str:
-    """The pattern in what a command of README prints, for tests that run it elsewhere."""
-    (how,) = (how for how in TABLE.values() if how.arguments.split()[:1] == [command])
-    return how.shows
+    """The pattern in what a command of these pages prints, for tests that run it elsewhere."""
+    return next(how.shows for how in TABLE.values() if how.arguments.startswith(f"{command} "))

@@ -46,7 +46,6 @@ from microscale.cli.options import (
     parse_overrides,
     reserve_in_bytes,
 )
-from microscale.cli.serve_files import AUTO, find_tokenizer, read_sampling_defaults
 from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
@@ -100,7 +99,7 @@ def serve(
             help="Where sampling defaults come from: the model's generation_config.json (auto), OpenAI's defaults "
             "(none), or that file in another folder. A request's own values always win.",
         ),
-    ] = AUTO,
+    ] = "auto",
     load_format: LoadFormatOption = LoadFormat.AUTO,
     hf_overrides: OverridesOption = None,
     device: DeviceOption = "auto",
@@ -248,8 +247,9 @@ def serve(
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
-    sampling = read_sampling_defaults(generation_config, model, offline=env.offline, is_dummy=is_dummy)
     with engine_in_terminal(f"Loading {names[0]}", EngineProcess()) as (launch, end_loading):
+        # The engine's process imports torch meanwhile.
+        from microscale.server.model_files import find_tokenizer, read_sampling_defaults
 
         def on_ready(ready: Ready, address: str) -> None:
             end_loading()
@@ -259,7 +259,7 @@ def serve(
             engine=config,
             tokenizer=find_tokenizer(tokenizer or model, chat_template, offline=env.offline, is_dummy=is_dummy),
             chat_template=chat_template,
-            sampling=sampling,
+            sampling=read_sampling_defaults(generation_config, model, offline=env.offline, is_dummy=is_dummy),
             names=names,
             host=host,
             port=port,

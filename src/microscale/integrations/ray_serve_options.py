@@ -18,11 +18,10 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
-from microscale.models import embedded, hub
+from microscale.models import embedded
 from microscale.models.config import LoadFormat
+from microscale.server.model_files import AUTO, find_tokenizer, read_sampling_defaults
 from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
-from microscale.text.byte_tokenizer import byte_tokenizer
-from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1, le=10_000)]
@@ -48,6 +47,9 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origin: tuple[str, ...] = ()
     strict_requests: bool = False
     tokenizer: str | None = None
+    chat_template: str | None = None
+    """A file on every machine with a replica."""
+    generation_config: str = AUTO
     metrics_prefix: str = "microscale"
     drain_timeout: Annotated[float, Meta(ge=0.0)] = 30.0
     min_replicas: Count = 1
@@ -112,10 +114,13 @@ class RayOptions:
         """The options of a server on this machine."""
         keys, given, model = self.keys, self.deployed, self.engine.model
         offline = settings.load().offline
+        template = None if given.chat_template is None else Path(given.chat_template)
         is_dummy = LoadFormat(self.engine.load_format) is LoadFormat.DUMMY
         return ServeOptions(
             engine=msgspec.structs.replace(self.engine, offline=offline, drain_s=given.drain_timeout),
-            tokenizer=_tokenizer(given.tokenizer or model, offline=offline, is_dummy=is_dummy),
+            tokenizer=find_tokenizer(given.tokenizer or model, template, offline=offline, is_dummy=is_dummy),
+            chat_template=template,
+            sampling=read_sampling_defaults(given.generation_config, model, offline=offline, is_dummy=is_dummy),
             names=given.served_model_name or (embedded.SERVED_NAME if model == embedded.NAME else model,),
             keys=keys,
             allowed_hosts=given.allowed_host,
@@ -126,13 +131,6 @@ class RayOptions:
             drain_s=given.drain_timeout,
             strict_eos=not is_dummy,
         )
-
-
-def _tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id; random weights of a preset use the byte tokenizer."""
-    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
-        return byte_tokenizer()
-    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
 
 
 def read_options(arguments: Mapping[str, Any]) -> RayOptions:

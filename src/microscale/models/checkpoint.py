@@ -67,8 +67,7 @@ class Checkpoint:
     def of_rank(self, parts: Mapping[str, RankPart]) -> Checkpoint:
         """The same files for one rank: ``read`` gives the part of a tensor that is in ``parts``, and all of others."""
         mine = copy(self)
-        # What is a single number for all rows has no part.
-        parts = {name: part for name, part in parts.items() if math.prod(self.entries[name].shape) != 1}
+        parts = {name: part for name, part in parts.items() if not _is_one_for_all(self.entries[name].shape, part)}
         mine._parts = parts
         mine._ranges = {name: ranges(self.entries[name], part) for name, part in parts.items()}
         return mine
@@ -215,6 +214,11 @@ def check_overrides(
                 f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
                 f"which {folder} does not have; such overrides need --load-format dummy."
             )
+
+
+def _is_one_for_all(shape: Sequence[int], part: RankPart) -> bool:
+    """Whether a tensor is a single number for all rows, so that every rank reads it, and not its part of the rows."""
+    return math.prod(shape) == 1 and (part.axis >= len(shape) or any(piece.end > 1 for piece in part.pieces))
 
 
 def _open(folder: Path) -> dict[str, TensorEntry]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from microscale.cli.serve_files import find_tokenizer, read_sampling_defaults
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models import embedded
+from microscale.server.model_files import find_tokenizer, read_sampling_defaults
 from microscale.server.options import SamplingDefaults
 from microscale.text.conversation import Message, RenderOptions, Role
 from microscale.text.formats import chat_format_for

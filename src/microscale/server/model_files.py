@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadCheckpoint, BadRequest, BadSetting, MicroscaleError
-from microscale.models import embedded
+from microscale.models import embedded, hub
+from microscale.models.config import GENERATION_CONFIG
+from microscale.models.generation_config import read_sampling
 from microscale.server.options import SamplingDefaults
-
-if TYPE_CHECKING:
-    from microscale.text.tokenizer import Tokenizer
+from microscale.text.byte_tokenizer import byte_tokenizer
+from microscale.text.formats import chat_format_for
+from microscale.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 AUTO, NONE = "auto", "none"
@@ -29,11 +30,6 @@ def has_files(name: str, *, is_dummy: bool) -> bool:
 
 def find_tokenizer(name: str, template: Path | None, *, offline: bool, is_dummy: bool) -> Tokenizer:
     """The tokenizer of a folder or a hub id. A model without files gets a tokenizer of bytes."""
-    from microscale.models import hub
-    from microscale.text.byte_tokenizer import byte_tokenizer
-    from microscale.text.formats import chat_format_for
-    from microscale.text.tokenizer import Tokenizer
-
     if not has_files(name, is_dummy=is_dummy):
         return byte_tokenizer()
     folder = hub.resolve(name, offline=offline, config_only=True)
@@ -49,10 +45,6 @@ def find_tokenizer(name: str, template: Path | None, *, offline: bool, is_dummy:
 
 def read_sampling_defaults(choice: str, model: str, *, offline: bool, is_dummy: bool) -> SamplingDefaults:
     """``--generation-config``: of the model, of a folder, or none."""
-    from microscale.models import hub
-    from microscale.models.config import GENERATION_CONFIG
-    from microscale.models.generation_config import read_sampling
-
     if choice == NONE or (choice == AUTO and not has_files(model, is_dummy=is_dummy)):
         return SamplingDefaults()
     folder = hub.resolve(model, offline=offline, config_only=True) if choice == AUTO else Path(choice).expanduser()
