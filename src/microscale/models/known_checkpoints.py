@@ -61,11 +61,12 @@ def refuse_files(model: str, names: Sequence[str]) -> None:
 
 
 def _without_config(model: str, names: Sequence[str]) -> MicroscaleError:
+    seen = " ".join((model, *names))
     if any(name.lower().endswith(GGUF) for name in names):
-        return Unsupported(f"{model} is in GGUF, llama.cpp's format; Microscale reads safetensors. {_instead(model)}")
+        return Unsupported(f"{model} is in GGUF, llama.cpp's format; Microscale reads safetensors. {_instead(seen)}")
     if not names:
         return BadCheckpoint(f"{model} is empty; a model is a folder with config.json and *.safetensors in it.")
-    return BadCheckpoint(f"{model} has no config.json, so it is not a model. {_instead(model)}")
+    return BadCheckpoint(f"{model} has no config.json, so it is not a model. {_instead(seen)}")
 
 
 def refuse_architecture(source: str, config: Mapping[str, Any]) -> None:
