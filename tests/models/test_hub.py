@@ -98,6 +98,20 @@ def test_neither_folder_nor_hub_id(name: str) -> None:
         hub.resolve(name, offline=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpt-oss", r"Did you mean gpt-oss-20b or gpt-oss-120b\?"),
+        ("gptoss:20b", "Did you mean gpt-oss-20b"),
+        ("gemma4:26b", "Did you mean gemma-4-26b-a4b"),
+        ("llama3", "the embedded model.$"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_suggested(name: str, meant: str) -> None:
+    with pytest.raises(BadCheckpoint, match=meant):
+        hub.resolve(name, offline=True)
+
+
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()

@@ -24,7 +24,7 @@ import huggingface_hub
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.models import embedded
 from microscale.models.json_object import read_json_object
-from microscale.models.known_checkpoints import GGUF, hub_id, refuse_files
+from microscale.models.known_checkpoints import GGUF, hub_id, refuse_files, similar
 
 # That a repository has no such file is what ``refuse_files`` explains.
 logging.getLogger("huggingface_hub._snapshot_download").addFilter(
@@ -80,7 +80,7 @@ def resolve(
     if not _HUB_ID.fullmatch(model):
         raise BadCheckpoint(
             f"{model!r} is neither an existing folder, nor a hub id like openai/gpt-oss-20b, nor a name such as "
-            f"gpt-oss-20b, nor {embedded.NAME}, the embedded model."
+            f"gpt-oss-20b, nor {embedded.NAME}, the embedded model.{similar(model)}"
         )
     try:
         with _ended_by_ctrl_c():

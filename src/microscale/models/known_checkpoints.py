@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -53,6 +54,12 @@ def preset_of(name: str) -> str | None:
 def hub_id(name: str) -> str:
     """What to fetch for ``name``: a preset's published checkpoint, or the name itself."""
     return PUBLISHED[preset] if "/" not in name and (preset := preset_of(name)) else name
+
+
+def similar(name: str) -> str:
+    """The question whether a name that is spelt a little like it was meant."""
+    near = difflib.get_close_matches(name.strip().lower().replace(":", "-"), PUBLISHED, n=2, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def refuse_files(model: str, names: Sequence[str]) -> None:
