@@ -215,8 +215,7 @@ def test_a_server_of_its_own() -> None:
         leave(screen)
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     with terminal((*CHAT, "no-such-model", "--load-format", "dummy")) as screen:
-        screen.expect("The server did not start")
-        screen.expect("no-such-model")
+        screen.expect("error: 'no-such-model' is neither an existing folder")
         assert screen.wait() == 1
 
 

@@ -61,6 +61,12 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_why_the_server_does_not_start_is_one_sentence(tmp_path: Path) -> None:
+    done = run(str(tmp_path), "Hi")
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path} is empty; a model is a folder with config.json and *.safetensors in it.\n"
+
+
 def test_chat_does_not_take_a_question_for_a_model() -> None:
     command = [sys.executable, "-m", "microscale", "chat", "What is 2 + 2?"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

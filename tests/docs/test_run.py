@@ -27,7 +27,7 @@ def test_a_newcomer_serves_asks_and_chats(tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         for block in without_gpu:
             reader.run(block)
-        assert reader.num_run == 3
+        assert reader.num_run == 5
 
 
 def test_a_command_that_fails_is_noticed(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def test_servers_answer_and_stop(how: How, tmp_path: Path) -> None:
         asked = shlex.split(CURL.replace("http://127.0.0.1:8000", address))
         done = subprocess.run([*asked, "-sS", "--max-time", "120"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        (choice,) = json.loads(done.stdout)["choices"]
-        assert re.search(TABLE[CURL].shows, choice["message"]["content"]), done.stdout
+        assert re.search(TABLE[CURL].shows, done.stdout), done.stdout
 
 
 @pytest.mark.timeout(600)

@@ -98,6 +98,20 @@ def test_neither_folder_nor_hub_id(name: str) -> None:
         hub.resolve(name, offline=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpt-oss", r"Did you mean gpt-oss-20b or gpt-oss-120b\?"),
+        ("gptoss:20b", "Did you mean gpt-oss-20b"),
+        ("gemma4:26b", "Did you mean gemma-4-26b-a4b"),
+        ("llama3", "the embedded model.$"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_suggested(name: str, meant: str) -> None:
+    with pytest.raises(BadCheckpoint, match=meant):
+        hub.resolve(name, offline=True)
+
+
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
@@ -240,6 +254,83 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
     with pytest.raises(MicroscaleError, match=message):
         find_tokenizer(f"owner/{name}", None, offline=False, is_dummy=False)
     assert set(here.fetched) <= SMALL, here.fetched
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [(None, r"has no tokenizer\.json, which turns text into tokens; --tokenizer"), (b"{", "is not a tokenizer")],
+)
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_fetched(
+    tokenizer: bytes | None, message: str, here: FakeHub, tmp_path: Path
+) -> None:
+    extra = {} if tokenizer is None else {"tokenizer.json": tokenizer}
+    here.repositories["tiny"] = tiny_repository(tmp_path / "source") | extra
+    with pytest.raises(BadCheckpoint, match=message):
+        find_tokenizer("owner/tiny", None, offline=False, is_dummy=False)
+    assert set(here.fetched) <= SMALL
+
+
+def test_a_repository_that_lacks_weights_is_refused_before_the_rest_is_fetched(here: FakeHub, tmp_path: Path) -> None:
+    files = tiny_repository(tmp_path / "source")
+    files["model-00001-of-00002.safetensors"] = files.pop("model.safetensors")
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    here.repositories["tiny"] = files
+    with pytest.raises(BadCheckpoint, match=r"owner/tiny has no model-00002-of-00002\.safetensors, which its .* names"):
+        prepare(EngineConfig("owner/tiny", device="cpu"))
+    assert set(here.fetched) <= SMALL
+
+
+def test_a_model_that_is_too_slow_here_is_refused_before_its_weights_are_fetched(
+    here: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.repositories["tiny"] = tiny_repository(tmp_path / "source")
+    monkeypatch.setattr("microscale.engine.loading.prepare.decode_speed", lambda *_: 0.02)
+    with pytest.raises(Unsupported, match=r"makes at most 0\.02 tokens per second on this CPU: .* Add --yes"):
+        prepare(EngineConfig("owner/tiny", device="cpu", allow_slow=False))
+    assert set(here.fetched) <= SMALL
+    prepare(EngineConfig("owner/tiny", device="cpu", allow_slow=True))
+    assert "model.safetensors" in here.fetched
+
+
+@pytest.mark.parametrize("name", ["gated", "gone", "broken"])
+def test_what_the_hub_refuses_is_refused_by_the_server_too(name: str, here: FakeHub) -> None:
+    with pytest.raises(BadCheckpoint, match=f"owner/{name}"):
+        find_tokenizer(f"owner/{name}", None, offline=False, is_dummy=False)
+    assert not here.fetched
+
+
+def test_only_one_bar_is_drawn_and_none_before_the_weights(
+    here: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here.repositories["tiny"] = tiny_repository(tmp_path / "source")
+    here.repositories["gguf"] = {"model.gguf": b"GGUF"}
+    hub.resolve("owner/tiny", offline=False, config_only=True)
+    with pytest.raises(Unsupported):
+        hub.resolve("owner/gguf", offline=False, config_only=True)
+    assert capfd.readouterr() == ("", "")
+    hub.resolve("owner/tiny", offline=False)
+    assert "Fetching" not in capfd.readouterr().err
+
+
+FOLDERS = {
+    "empty": ((), "is empty; a model is a folder with config.json"),
+    "gguf": (("gpt-oss-20b-Q4.gguf",), r"in GGUF, llama\.cpp's format.* openai/gpt-oss-20b runs"),
+    "other": (("notes.txt",), r"has no config\.json, so it is not a model"),
+    "broken": (("config.json", "model.safetensors"), "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_that_is_no_model_is_one_sentence(kind: str, tmp_path: Path) -> None:
+    names, message = FOLDERS[kind]
+    for name in names:
+        (tmp_path / name).write_text("{")
+    with pytest.raises(MicroscaleError, match=message) as raised:
+        find_tokenizer(str(tmp_path), None, offline=True, is_dummy=False)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(MicroscaleError, match=message):
+        prepare(EngineConfig(str(tmp_path), device="cpu"))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_fetched(

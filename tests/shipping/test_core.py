@@ -129,7 +129,12 @@ def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
 def test_doctor_knows_the_versions_of_pyproject() -> None:
     """Two lists that must agree: the doctor also runs where Microscale is not installed."""
     wanted = [Requirement(line) for line in project()["dependencies"]]
-    least = {w.name: tuple(map(int, re.findall(r">=([\d.]+)", str(w.specifier))[0].split("."))) for w in wanted}
+    least = {
+        w.name: tuple(map(int, each.version.split(".")))
+        for w in wanted
+        for each in w.specifier
+        if each.operator == ">="
+    }
     assert {name: least[name] for name in doctor.REQUIRED} == doctor.REQUIRED
 
 

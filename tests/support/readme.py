@@ -22,10 +22,13 @@ def commands(page: str | None = None) -> list[str]:
 
 
 def _typed(page: str, language: str, prompt: str) -> list[str]:
-    found = []
+    found: list[str] = []
     for block in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL):
-        lines = block.replace("\\\n", " ").splitlines()
-        found += [re.sub(r"\s+# .*", "", line.removeprefix(prompt)) for line in lines if line.startswith(prompt)]
+        for line in block.replace("\\\n", " ").splitlines():
+            if found and found[-1].count("'") % 2:  # its quotes are open
+                found[-1] += line
+            elif line.startswith(prompt):
+                found.append(re.sub(r"\s+# .*", "", line.removeprefix(prompt)))
     return [re.sub(r"\s+", " ", command).strip() for command in found]
 
 
@@ -59,7 +62,18 @@ TABLE = {
     ),
     "make serve": How(Kind.SERVER, "serve", "Serving"),
     "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
-    '-d \'{"messages": [{"role": "user", "content": "What is 247 + 385?"}]}\'': How(Kind.CLIENT, shows=r"\d"),
+    '-d \'{"messages": [{"role": "user", "content": "What is 247 + 385?"}], "stream": true}\'': How(
+        Kind.CLIENT, shows=r"data: \[DONE\]"
+    ),
+    "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
+    '-d \'{"messages": [{"role": "user", "content": "What is the weather in Paris?"}], '
+    '"tools": [{"type": "function", "function": {"name": "get_weather", '
+    '"parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]}\'': How(
+        Kind.CLIENT, shows='"name": ?"get_weather"'
+    ),
+    ".venv/bin/microscale explain gpt-oss-20b --gpu 5090": How(
+        Kind.PLAIN, "explain gpt-oss-20b --gpu 5090", r"(?m)^speed +[\d.]+ \([\d.]+-[\d.]+\) tokens per"
+    ),
     ".venv/bin/microscale chat": How(Kind.TERMINAL, "chat", "632"),
     '.venv/bin/microscale run "What is 247 + 385?"': How(Kind.PLAIN, 'run demo "What is 247 + 385?"', r"\d"),
     ".venv/bin/microscale serve openai/gpt-oss-20b --max-model-len 32768": How(
@@ -89,5 +103,5 @@ TABLE = {
 
 
 def shown_by(command: str) -> str:
-    """The pattern in what a command of these pages prints, for tests that run it elsewhere."""
-    return next(how.shows for how in TABLE.values() if how.arguments.startswith(f"{command} "))
+    """The pattern in what a command of README prints, for tests that run it elsewhere."""
+    return next(how.shows for how in TABLE.values() if how.arguments.split()[:1] == [command])

@@ -154,7 +154,8 @@ def started_server(options: list[str]) -> Iterator[str]:
                     status.update(f"Starting the server: {escape(clean(log[-1].strip())[:80])}")
         serving = SERVING.search("".join(log))
         if serving is None:
-            raise ServerError(f"The server did not start.\n{''.join(log).strip()}")
+            reasons = [line.removeprefix("error: ").strip() for line in log if line.startswith("error: ")]
+            raise ServerError(reasons[-1] if reasons else f"The server did not start.\n{''.join(log).strip()}")
         yield serving.group(1)
     finally:
         process.terminate()

@@ -148,6 +148,7 @@ def serve(
             help="How many times to start the engine again if it ends. New requests wait while it loads. Default: the "
             "server exits with it, for a service manager to restart.",
             min=0,
+            show_default=False,
         ),
     ] = 0,
     metrics_prefix: Annotated[str, network_option(help="Prefix of every metric. Use vllm for vLLM's dashboards.")] = (

@@ -53,9 +53,9 @@ def _card(report: Report) -> str:
 
 def _notes(reports: Sequence[Report]) -> Iterator[str]:
     """What the speeds are based on, what precisions cost, what others publish."""
-    for report in reports:
-        if report.asked is not None and not report.setup.gpu.is_cpu:
-            yield f"{_card(report)}: {BASES[report.asked.basis]}"
+    shown = [(report, report.asked.basis) for report in reports if report.asked and not report.setup.gpu.is_cpu]
+    for basis in dict.fromkeys(basis for _, basis in shown):
+        yield f"{', '.join(dict.fromkeys(_card(report) for report, own in shown if own is basis))}: {BASES[basis]}"
     if any(report.setup.precision.name != "exact" for report in reports):
         yield from (costs_text(report.outline.name, report.offers) for report in reports if report.offers)
     for report in reports:

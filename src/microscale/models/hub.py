@@ -23,9 +23,13 @@ import huggingface_hub
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.models import embedded
-from microscale.models.known_checkpoints import GGUF, hub_id, refuse_files
+from microscale.models.json_object import read_json_object
+from microscale.models.known_checkpoints import GGUF, hub_id, refuse_files, similar
 
-log = logging.getLogger(__name__)
+# That a repository has no such file is what ``refuse_files`` explains.
+logging.getLogger("huggingface_hub._snapshot_download").addFilter(
+    lambda record: not record.getMessage().startswith("No files matched")
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 _CONFIGS = ["*.json", "chat_template.jinja"]
@@ -33,6 +37,7 @@ _WEIGHTS = ["*.safetensors"]
 # gpt-oss repositories hold the weights three times: at top level, in original/ and in metal/.
 _UNWANTED = ["*/*"]
 _CONFIG = "config.json"
+_INDEX = ".safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def resolve(
 ) -> Path:
     """The folder of ``model``.
 
-    Of a hub id only the top-level JSON and safetensors files are fetched (``config_only``: only JSON), with the hub's
+    Of a hub id only the top-level JSON and safetensors files are fetched (``config_only``: only JSON), with one
     progress bar, and a broken download goes on where it stopped. What is cached is used when ``offline`` or when the
     hub cannot be reached. ``cache_dir`` and ``endpoint`` are the hub library's own unless given.
     """
@@ -75,7 +80,7 @@ def resolve(
     if not _HUB_ID.fullmatch(model):
         raise BadCheckpoint(
             f"{model!r} is neither an existing folder, nor a hub id like openai/gpt-oss-20b, nor a name such as "
-            f"gpt-oss-20b, nor {embedded.NAME}, the embedded model."
+            f"gpt-oss-20b, nor {embedded.NAME}, the embedded model.{similar(model)}"
         )
     try:
         with _ended_by_ctrl_c():
@@ -87,7 +92,7 @@ def resolve(
                     local_files_only=offline,
                     allow_patterns=_CONFIGS if config_only else _CONFIGS + _WEIGHTS,
                     ignore_patterns=_UNWANTED,
-                    tqdm_class=None if config_only else one_bar(),
+                    tqdm_class=one_bar(shown=not config_only),
                 )
             )
         if not offline and not (found / _CONFIG).exists():
@@ -112,7 +117,10 @@ def resolve(
 
 
 def missing(model: str, *, offline: bool, cache_dir: Path | None = None, endpoint: str | None = None) -> Missing | None:
-    """What ``resolve`` would download; ``None`` for a folder, where everything is cached, and where it is unknown."""
+    """What ``resolve`` would download; ``None`` for a folder, where everything is cached, and where it is unknown.
+
+    Raises if the repository lacks a file that its index names.
+    """
     if offline or _local(model) is not None:
         return None
     try:
@@ -127,6 +135,11 @@ def missing(model: str, *, offline: bool, cache_dir: Path | None = None, endpoin
         )
     except (huggingface_hub.errors.HTTPError, OSError):  # type: ignore[attr-defined]
         return None  # ``resolve`` says why
+    there = {file.filename for file in files}
+    for index in (Path(file.local_path) for file in files if file.filename.endswith(_INDEX) and file.is_cached):
+        named = read_json_object(index).nested("weight_map").data.values()
+        if absent := {file for file in named if isinstance(file, str)} - there:
+            raise BadCheckpoint(f"{model} has no {min(absent)}, which its {index.name} names.")
     wanted = [file for file in files if file.will_download]
     cache = cache_dir or Path(huggingface_hub.constants.HF_HUB_CACHE)
     size = sum(file.file_size or 0 for file in wanted)

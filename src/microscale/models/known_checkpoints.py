@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -55,17 +56,24 @@ def hub_id(name: str) -> str:
     return PUBLISHED[preset] if "/" not in name and (preset := preset_of(name)) else name
 
 
+def similar(name: str) -> str:
+    """The question whether a name that is spelt a little like it was meant."""
+    near = difflib.get_close_matches(name.strip().lower().replace(":", "-"), PUBLISHED, n=2, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
 def refuse_files(model: str, names: Sequence[str]) -> None:
     """Raise what a folder or repository without config.json is. ``names``: of its files."""
     raise _without_config(model, names)
 
 
 def _without_config(model: str, names: Sequence[str]) -> MicroscaleError:
+    seen = " ".join((model, *names))
     if any(name.lower().endswith(GGUF) for name in names):
-        return Unsupported(f"{model} is in GGUF, llama.cpp's format; Microscale reads safetensors. {_instead(model)}")
+        return Unsupported(f"{model} is in GGUF, llama.cpp's format; Microscale reads safetensors. {_instead(seen)}")
     if not names:
         return BadCheckpoint(f"{model} is empty; a model is a folder with config.json and *.safetensors in it.")
-    return BadCheckpoint(f"{model} has no config.json, so it is not a model. {_instead(model)}")
+    return BadCheckpoint(f"{model} has no config.json, so it is not a model. {_instead(seen)}")
 
 
 def refuse_architecture(source: str, config: Mapping[str, Any]) -> None:

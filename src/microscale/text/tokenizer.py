@@ -56,6 +56,10 @@ class Tokenizer:
                     f"{path} is larger than {MAX_FILE_BYTES} bytes, which is too large for a tokenizer."
                 )
             text = path.read_bytes().decode()
+        except FileNotFoundError:
+            raise BadCheckpoint(
+                f"{folder} has no {FILE_NAME}, which turns text into tokens; --tokenizer takes it from another folder."
+            ) from None
         except OSError as exc:
             raise BadCheckpoint(f"{path} cannot be read: {exc.strerror}.") from exc
         except UnicodeDecodeError as exc:

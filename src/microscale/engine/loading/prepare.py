@@ -183,7 +183,7 @@ def _announce_download(options: EngineConfig, shape: Outline, plan: Plan, setup:
     if missing is None:
         return
     missing.check_disk(options.model)
-    message = f"Downloading {options.model}: {missing.bytes / 1e9:.1f} GB in {missing.files} files to {missing.cache}."
+    message = f"Downloading {options.model}: {missing.bytes / 1e9:.3g} GB in {missing.files} files to {missing.cache}."
     if not setup.gpu.is_cpu:  # a CPU's speed was reported before
         point = predict(shape, plan, setup, Phase.DECODE, 1, min(SHORT_CONTEXT, shape.max_context), step_tokens)
         message += f" Predicted on {setup.gpu.name}: {point.tok_s:.3g} tokens per second for one sequence."
