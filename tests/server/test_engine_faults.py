@@ -86,9 +86,15 @@ class Load:
 def test_an_engine_that_is_killed_under_load_is_started_again(tmp_path: Path) -> None:
     with live(tmp_path / "log", restart_engine=1, keys=[KEY]) as server:
         load, first = Load(server, 8), engine_of(server)
+        body = {"prompt": "word ", "max_tokens": 4000, "stream": True}
         try:
             wait_for(lambda: load.num_whole > 8)
-            os.kill(first, signal.SIGKILL)
+            with httpx.stream("POST", f"{server.v1}/completions", headers=HEADERS, json=body) as reply:
+                lines = reply.iter_lines()
+                next(lines)
+                os.kill(first, signal.SIGKILL)
+                last = [line for line in lines if line][-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
             wait_for(lambda: health(server)[0] == 503)
             assert "SIGKILL" in health(server)[1]
             assert complete(server).status_code == 200  # it has waited for the second engine
@@ -96,9 +102,9 @@ def test_an_engine_that_is_killed_under_load_is_started_again(tmp_path: Path) ->
             wait_for(lambda: load.num_whole > num_whole + 8)
         finally:
             load.end()
-        # Every open stream got its error, and no request that began later.
-        assert 1 <= len(load.errors) <= 8
-        assert set(load.errors) == {"engine_died"}
+        # Open streams got their error, and no request that began later.
+        assert len(load.errors) <= 8
+        assert set(load.errors) <= {"engine_died"}
         assert health(server)[0] == 200
         assert engine_of(server) != first
         metrics = httpx.get(f"{server.address}/metrics", headers=HEADERS).text
@@ -201,4 +207,8 @@ def test_soak_with_stopped_engines_and_clients_that_do_not_read(tmp_path: Path) 
         server.terminate()
         assert server.process.wait(20) == 0
         assert has_ended(engine)
-        assert "Traceback" not in server.log.read_text()
+        log = server.log.read_text()
+        assert "Traceback" not in log
+        num_unread = log.count("has not read")
+    print(f"{load.num_whole} streams complete, {len(load.errors)} ended with their engine, {num_unread} not read")
+    print("MiB after each round:", *(size // MIB for size in sizes))

@@ -25,8 +25,7 @@ from microscale.server import error_texts
 from microscale.server.anthropic import error_replies as anthropic_errors
 from microscale.server.anthropic.handler import count_tokens, messages
 from microscale.server.host import Host
-from microscale.server.http.auth import AllowedHosts, ApiKeys
-from microscale.server.http.connection import owner_of
+from microscale.server.http.auth import AllowedHosts, ApiKeys, owner_of
 from microscale.server.http.cors import Cors
 from microscale.server.http.error_replies import code_of, error_reply, reply_json
 from microscale.server.http.exchange import Exchange, Record

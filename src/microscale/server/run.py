@@ -46,8 +46,8 @@ CLOSING_S = 5.0
 """The part of a drain's time in which the engine has to end, be killed if it does not, and the connections close."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SEND_BUFFER_BYTES = 32 * 1024
-"""The kernel's send buffer per connection; Linux grants twice that, some 300 events. By default it grows to 4 MB: ten
-thousand events that the engine would compute for a client that reads none of them, before that is noticed."""
+"""The kernel's send buffer per connection; Linux grants twice that, some 300 events. By default it grows to 4 MB, for
+each of a thousand connections that are not read."""
 
 
 class StartClock:

@@ -10,8 +10,7 @@ import pytest
 from microscale.errors import MicroscaleError
 from microscale.server.app import error_response
 from microscale.server.error_texts import RequestError
-from microscale.server.http.auth import AllowedHosts, ApiKeys
-from microscale.server.http.connection import owner_of
+from microscale.server.http.auth import AllowedHosts, ApiKeys, owner_of
 from microscale.server.openai.responses.store import ResponseStore, StoredResponse
 from microscale.server.options import RequestLimits
 

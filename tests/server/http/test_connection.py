@@ -146,6 +146,16 @@ def test_an_unread_stream_is_aborted(server: Live, path: str) -> None:
         assert b"[DONE]" not in read_all(client)
 
 
+def test_an_unread_stream_is_aborted_before_its_socket_is_full(server: Live) -> None:
+    with connect(server) as client:
+        # 20 ms a token: they take six seconds to fill the server's buffer.
+        client.sendall(post("/v1/completions", body_of("/v1/completions", max_tokens=100_000, priority=20)))
+        wait_for_running(server, 1)
+        wait_for_running(server, 0)
+    last = next(line for line in reversed(log_lines(server)) if "route=/v1/completions" in line)
+    assert int(last.partition("completion_tokens=")[2].split()[0]) < 250
+
+
 def test_a_pipelined_request_does_not_hide_that_a_client_leaves(server: Live) -> None:
     """The server underneath ends only the last request of a connection."""
     body = body_of("/v1/completions", max_tokens=100_000, stream=False)
@@ -158,13 +168,62 @@ def test_a_pipelined_request_does_not_hide_that_a_client_leaves(server: Live) ->
 # ---- half of a connection ----
 
 
-@pytest.mark.parametrize("asked", [HEALTH, HEALTH * 3, GET], ids=["one", "three", "metrics"])
+ANSWER = post("/v1/completions", body_of("/v1/completions", max_tokens=50, stream=False, priority=20))
+STREAM = post("/v1/completions", body_of("/v1/completions", max_tokens=50))
+OLD_GET = b"GET /health HTTP/1.0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [HEALTH, HEALTH * 3, HEALTH * 3000, GET, ANSWER, STREAM, ANSWER + HEALTH + STREAM, OLD_GET],
+    ids=["one", "three", "many", "metrics", "answer", "stream", "both", "HTTP/1.0"],
+)
 def test_a_client_that_ends_its_side_gets_what_it_asked_for(server: Live, asked: bytes) -> None:
     with connect(server, MIB) as client:
         client.sendall(asked)
         client.shutdown(socket.SHUT_WR)
         answer = read_all(client)
-    assert answer.count(b"HTTP/1.1 200 OK") == asked.count(b"GET ")
+    assert answer.count(b"HTTP/1.1 200 OK") == asked.count(b" HTTP/1.")
+    assert answer.count(b"[DONE]") == asked.count(b'"stream": true')
+    assert answer.count(b'"finish_reason":"length"') == asked.count(b"/v1/completions")
+
+
+# ---- heads, and what is around a body ----
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
+CHUNKED += b'Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nf\r\n{"prompt": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (CHUNKED + b"\r\n0\r\nA: b\r\n\r\n", b"200"),
+        (CHUNKED + b"\r\n0\r\n" + b"A: b\r\n" * 2**18, b"431"),
+        (CHUNKED + b"\r\n0\r\nA: " + b"b" * 2**20, b"431"),
+        (CHUNKED + b"\r\n1;" + b"b" * 2**20, b"431"),
+        (b"\r\n" * 2**19, b"431"),
+    ],
+    ids=["a trailer", "trailers", "a long trailer", "a long extension", "empty lines"],
+)
+def test_what_is_around_a_body_has_a_limit(server: Live, sent: bytes, status: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(sent)
+        assert client.recv(4096).split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /health HTTP/2.0\r\n\r\n", b"400"),
+        (b"GET /health\r\n\r\n", b"400"),
+    ],
+    ids=["two", "HTTP/2.0 without", "HTTP/0.9"],
+)
+def test_a_request_has_one_host(server: Live, head: bytes, status: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(head)
+        assert client.recv(4096).split()[1] == status
 
 
 # ---- whom a request is for ----

@@ -1,8 +1,8 @@
-"""The engine process: ``python -m microscale.engine.process --fd N``.
+"""The engine process: ``python -m microscale.engine.process --heartbeat M --fd N``.
 
-Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``. It greets, loads, and then
-alternates between messages and ``step()`` until its owner goes, sends ``Drain``, or SIGTERM comes. A thread imports
-torch while it greets, so that a wrong version or option shows at once.
+Its owner (``client.EngineClient``) starts it with a heartbeat's page as file ``M`` and one end of a socket pair as file
+``N``. It greets, loads, and then alternates between messages and ``step()`` until its owner goes, sends ``Drain``, or
+SIGTERM comes. A thread imports torch while it greets, so that a wrong version or option shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner sent nonsense.
 """
@@ -105,17 +105,14 @@ def _import_ahead(module: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="microscale.engine.process", description="Started by EngineClient.")
     parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
-    parser.add_argument("--heartbeat", type=int, help="The page that the owner reads.")
+    parser.add_argument("--heartbeat", type=int, required=True, help="The page that the owner reads.")
     parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
     options = parser.parse_args(arguments)
     gc.disable()  # until the imports are over: hardly any of that is garbage
     logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
     logging.getLogger("microscale").setLevel(logging.INFO)
     end_with_owner()
-    if options.heartbeat is None:
-        heartbeat = Heartbeat.create()
-    else:
-        heartbeat = Heartbeat(options.heartbeat)
+    heartbeat = Heartbeat(options.heartbeat)
     heartbeat.close_file()
     threading.Thread(target=heartbeat.run, daemon=True).start()
     sock = socket.socket(fileno=options.fd)

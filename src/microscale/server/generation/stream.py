@@ -17,8 +17,8 @@ from microscale.errors import EngineDied
 from microscale.server import error_texts
 from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
-from microscale.server.http.connection import Wire
 from microscale.server.http.exchange import Record
+from microscale.server.http.wire import Wire
 from microscale.text.events import TextKind
 
 MAX_QUEUED = 4

@@ -15,9 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server import error_texts
-from microscale.server.http.connection import OWNER
 
 Refuse = Callable[[MicroscaleError, Scope], Response]
+OWNER = "microscale.owner"
+"""The key of the request's owner (by API key) in ``scope["state"]``."""
+
+
+def owner_of(scope: Scope) -> str:
+    return str(scope.get("state", {}).get(OWNER, ""))
 
 
 class ApiKeys:

@@ -14,8 +14,8 @@ from starlette.types import Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server.error_texts import SlowReader
-from microscale.server.http.connection import WIRE, Wire
 from microscale.server.http.error_replies import error_reply
+from microscale.server.http.wire import WIRE, Wire
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -8,7 +8,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from microscale.server.http.connection import WIRE, Wire
+from microscale.server.http.wire import WIRE, Wire
 
 REQUEST_ID = "microscale.request_id"
 """The key of the request's id in ``scope["state"]``."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from microscale.server import error_texts
 from microscale.server.host import Host
-from microscale.server.http.connection import owner_of
+from microscale.server.http.auth import owner_of
 from microscale.server.http.encoding import encode
 from microscale.server.openai.responses.replies import Deleted, ItemList
 from microscale.server.openai.responses.store import StoredItem
