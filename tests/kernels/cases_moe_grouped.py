@@ -40,14 +40,15 @@ def run(
 
 FORMATS = [(case, "mxfp4") for case in CASES] + [(case, "mxfp8") for case in SOME]
 IDS = [f"{fmt}, {case.name}" for case, fmt in FORMATS]
-NVFP4_IDS = [f"nvfp4, {case.name}" for case in SOME]
+ROW_SCALED = [(case, fmt) for fmt in ("nvfp4", "fp8_block") for case in SOME]
 
 
-@pytest.mark.parametrize("case, fmt", [*FORMATS, *((case, "nvfp4") for case in SOME)], ids=[*IDS, *NVFP4_IDS])
+@pytest.mark.parametrize("case, fmt", [*FORMATS, *ROW_SCALED], ids=[*IDS, *(f"{f}, {c.name}" for c, f in ROW_SCALED)])
 def test_bf16_activations(case: ExpertsInput, fmt: str) -> None:
     problem = ExpertsProblem.of(case, fmt, "cpu")
-    # Roundings to bf16: h, the parts of each expert, and the result.
-    check_rounded(run(problem, block_scaled=False), problem.expected(), "bf16", 2 + COMBINE)
+    # Roundings to bf16: h, the parts of each expert, and the result; of FP8 blocks both matrices' weights.
+    weights = 2 if fmt == "fp8_block" else 0
+    check_rounded(run(problem, block_scaled=False), problem.expected(), "bf16", 2 + COMBINE + weights)
 
 
 @pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)

@@ -28,7 +28,8 @@ from support.interpreter import first_and_all, run_cases
 from support.shapes import record_dense
 
 TRITON = [
-    "triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_nvfp4", "triton_mxfp8_a8", "triton_mxfp4_a8",
+    "triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_nvfp4", "triton_fp8_block",
+    "triton_mxfp8_a8", "triton_mxfp4_a8",
 ]  # fmt: skip
 FORMAT = {name: name.removeprefix("triton_").removesuffix("_a8") for name in TRITON}
 
@@ -136,7 +137,7 @@ def test_blocks_name_the_lowest_of_equals_and_show_nan() -> None:
 # ---- packing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4", "nvfp4", "fp8_block"])
 def test_fragments_hold_the_weights_bit_for_bit(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, _ = make(fmt, 80, 96, bias=True)
     monkeypatch.setattr(packing, "CHUNK_ROWS", 32)
@@ -153,7 +154,8 @@ def test_fragments_hold_the_weights_bit_for_bit(fmt: str, monkeypatch: pytest.Mo
         assert torch.equal(packed.channels, tensor.scales)
     else:
         assert packed.channels is None
-        assert torch.equal(found.scales[0], tensor.scales)
+        rounded = 2.0**-8 if fmt == "fp8_block" else 0.0  # scales that are not bf16
+        torch.testing.assert_close(found.scales[0], tensor.scales, rtol=rounded, atol=0)
         assert (tensor.row_scales is None) == (found.row_scales is None)
         if tensor.row_scales is not None and found.row_scales is not None:
             assert torch.equal(found.row_scales[0], tensor.row_scales)
@@ -173,7 +175,7 @@ def test_layouts_are_shared_where_bytes_are() -> None:
     assert op_of("triton_bf16").layout == op_of("dequantized").layout == "row_major"
     for fmt in ("mxfp8", "mxfp4"):
         assert op_of(f"triton_{fmt}").layout == op_of(f"triton_{fmt}_a8").layout
-    assert len({op_of(name).layout for name in TRITON}) == 5
+    assert len({op_of(name).layout for name in TRITON}) == 6
 
 
 # ---- costs, choices, refusals ----------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def test_cost_counts_the_formats_own_bytes() -> None:
     sizes = {f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in FORMATS}
     elements = 201088 * 2880
     fp8 = elements + 4 * 201088
-    mx = {"mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
+    mx = {"mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17, "fp8_block": 201088 * (90 * 34 + 4)}
     assert sizes == {"bf16": elements * 2, "fp8": fp8, **mx, "nvfp4": 201088 * (180 * 9 + 4)}
     assert dense_flops(DenseSpec(8, 4, "bf16", Activations.BF16, False, 3)) == 2 * 3 * 8 * 4
 

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ChannelScaled, block_format, decode
+from microscale.formats import (
+    FP8_BLOCK,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    BlockFormat,
+    BlockScaled,
+    ChannelScaled,
+    block_format,
+    decode,
+)
 from microscale.formats.mxfp4 import unpack_nibbles
 from microscale.kernels.dense.packed import pack as pack_dense
 from microscale.kernels.dense.spec import DenseWeights
@@ -26,7 +36,7 @@ from microscale.kernels.layouts import (
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights
 
-FORMATS = [MXFP4, MXFP8, NVFP4]
+FORMATS = [MXFP4, MXFP8, NVFP4, FP8_BLOCK]
 
 
 def random_tensor(fmt: BlockFormat, experts: int, rows: int, k: int, seed: int = 0) -> BlockScaled:
@@ -34,6 +44,9 @@ def random_tensor(fmt: BlockFormat, experts: int, rows: int, k: int, seed: int =
     # Every MXFP8 byte but the two NaNs, which no checkpoint may hold.
     high = 256 if fmt.bits == 4 else 0x7F
     values = torch.randint(0, high, (experts, rows, k * fmt.bits // 8), dtype=torch.uint8, generator=generator)
+    if fmt is FP8_BLOCK:  # bf16's, over a hundred octaves
+        exponents = torch.randint(-50, 50, (experts, rows, k // fmt.block), generator=generator)
+        return BlockScaled(values, torch.rand(exponents.shape, generator=generator).bfloat16() * 2.0**exponents, fmt)
     # Every scale of the MX formats that is not refused, every positive number of E4M3.
     low, high = (1, 0x7F) if fmt is NVFP4 else (0, MAX_SCALE + 1)
     scales = torch.randint(low, high, (experts, rows, k // fmt.block), dtype=torch.uint8, generator=generator)
@@ -126,6 +139,39 @@ def test_nvfp4_scales_stand_where_documented(order: RowOrder) -> None:
             word = int(packed.scales[0, tile, group // 2, 2 * g + p]) & 0xFFFFFFFF
             byte = word >> 8 * (2 * (group % 2) + h) & 0xFF
             assert (1 + byte % 8 / 8) * 2.0 ** (byte // 8 - 10) == numbers[0, row, block]
+
+
+@pytest.mark.parametrize("order", RowOrder)
+def test_factors_of_fp8_blocks_stand_where_documented(order: RowOrder) -> None:
+    rows, k = 32, 96
+    tensor = random_tensor(FP8_BLOCK, 1, rows, k)
+    packed = pack(tensor, order)
+    assert packed.scales.shape == (1, 2, 3, 16)
+    for row in range(rows):
+        at = packed_row(row, rows, order)
+        tile, g, h = at // 16, at % 8, at // 8 % 2
+        whole = packed.scales[0, tile, 2, 8 * h + g].view(torch.float32)
+        assert whole <= tensor.scales[0, row].max() < 2 * whole
+        for group in range(k // 32):
+            word = packed.scales[0, tile, group // 2, 2 * g + group % 2 : 2 * g + group % 2 + 1]
+            assert word.view(torch.bfloat16)[h] * 2.0**-56 * whole == tensor.scales[0, row, group]
+
+
+def test_scales_of_whole_rows_are_exact_and_others_are_rounded_once() -> None:
+    tensor = random_tensor(FP8_BLOCK, 1, 32, 96)
+    scales = torch.rand(1, 32, 3, generator=torch.Generator().manual_seed(1)) + 0.01
+    scales[:, ::2] = scales[:, ::2, :1]
+    back = unpack(pack(BlockScaled(tensor.values, scales, FP8_BLOCK), RowOrder.HALVES)).scales
+    assert torch.equal(back[:, ::2], scales[:, ::2])
+    assert (back / scales - 1).abs().max() <= 2.0**-8
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_scale_of_fp8_blocks_is_a_number(bad: float) -> None:
+    tensor = random_tensor(FP8_BLOCK, 2, 32, 96)
+    tensor.scales[1, 3, 2] = bad
+    with pytest.raises(BadCheckpoint, match="Expert 1 has a NaN among its scales"):
+        pack(tensor, RowOrder.PLAIN)
 
 
 def test_nvfp4_codes_stand_as_mxfp4_does() -> None:

@@ -13,7 +13,7 @@ from microscale.hardware import cpu
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.planning import quantise
 from microscale.planning.ops import Activations, Ops, Preference
-from microscale.planning.option_values import LAYER_FORMATS, LAYERS, PRECISION_NAMES
+from microscale.planning.option_values import AUTO, LAYER_FORMATS, LAYERS, PRECISION_NAMES
 from microscale.planning.precision import BITS, PRECISIONS, make_precision
 from microscale.planning.quantise import convert, format_name, take_rows
 from support.live_bytes import LiveBytes
@@ -50,7 +50,7 @@ def test_a_plan_never_widens_and_the_user_may() -> None:
     assert PRECISIONS["balanced"].format_of("qkv", "mxfp4") == "mxfp4"
     assert PRECISIONS["fast"].format_of("qkv", "nvfp4") == "nvfp4"
     assert PRECISIONS["exact"].format_of("experts", "fp8_block") == "fp8_block"
-    assert PRECISIONS["balanced"].format_of("experts", "fp8_block") == "mxfp8"
+    assert PRECISIONS["balanced"].format_of("experts", "fp8_block") == "fp8_block"
     assert make_precision("balanced", ["qkv=bf16"]).format_of("qkv.full", "mxfp8") == "bf16"
 
 
@@ -162,5 +162,5 @@ def test_a_bound_layer_computes_with_the_weights_of_its_format() -> None:
 
 
 def test_the_command_line_takes_the_names_that_there_are() -> None:
-    assert tuple(PRECISIONS) == PRECISION_NAMES
-    assert set(LAYER_FORMATS) == set(BITS)
+    assert (*PRECISIONS, AUTO) == PRECISION_NAMES
+    assert {*LAYER_FORMATS, "fp8_block"} == set(BITS)

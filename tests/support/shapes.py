@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from microscale.formats import FORMATS, BlockScaled, ChannelScaled
+from microscale.formats import FORMATS, ChannelScaled, without_memory
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.launch import Kernel, recording
@@ -25,10 +25,7 @@ def dense_shapes(fmt: str, rows: int, columns: int) -> DenseWeights:
     if fmt == "fp8":
         scales = meta(rows, dtype=torch.float32)
         return DenseWeights(ChannelScaled(meta(rows, columns, dtype=torch.uint8), scales), meta(rows))
-    block = FORMATS[fmt]
-    codes, scales = (meta(*shape, dtype=torch.uint8) for shape in block.shapes((rows, columns)))
-    row_scales = meta(rows, dtype=torch.float32) if block.has_row_scales else None
-    return DenseWeights(BlockScaled(codes, scales, block, row_scales), meta(rows))
+    return DenseWeights(without_memory((rows, columns), FORMATS[fmt]), meta(rows))
 
 
 def record_dense(implementation: DenseOp[Any], spec: DenseSpec, gpu: Gpu, tokens: Iterable[int]) -> list[Kernel]:

@@ -8,7 +8,7 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.formats import fp8, fp8_block, mxfp4, mxfp8, nvfp4
-from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales
+from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales, without_memory
 from microscale.formats.fp8 import ChannelScaled
 from microscale.formats.fp8 import encode as encode_channels
 from microscale.formats.fp8_block import FP8_BLOCK
@@ -64,4 +64,5 @@ __all__ = [
     "decode_scales",
     "encode",
     "encode_channels",
+    "without_memory",
 ]

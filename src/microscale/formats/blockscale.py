@@ -49,7 +49,13 @@ class BlockFormat:
 
     @property
     def bytes_per_block(self) -> int:
-        return self.block * self.bits // 8 + self.scale_bytes
+        """As kernels read it: they hold a float32 scale in two bytes."""
+        return self.block * self.bits // 8 + min(self.scale_bytes, 2)
+
+    @property
+    def row_bytes(self) -> int:
+        """A row's float32 scale, as kernels read it: NVFP4's own, or what float32 scales of blocks are relative to."""
+        return 4 if self.has_row_scales or self.scale_bytes == 4 else 0
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of codes and of scales of a tensor of this shape."""
@@ -118,6 +124,17 @@ class BlockScaled:
 
     def to(self, device: torch.device | str) -> BlockScaled:
         return self.map(lambda tensor: tensor.to(device))
+
+
+def without_memory(shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
+    """A tensor of this shape on ``meta``: shapes and types alone."""
+
+    def empty(of: tuple[int, ...], size: int) -> Tensor:
+        return torch.empty(of, dtype=torch.uint8 if size == 1 else torch.float32, device="meta")
+
+    values, scales = fmt.shapes(shape)
+    rows = empty(shape[:-1], 4) if fmt.has_row_scales else None
+    return BlockScaled(empty(values, 1), empty(scales, fmt.scale_bytes), fmt, rows)
 
 
 def holds(tensor: Tensor | ShapeOnly, num_bytes: int) -> bool:

@@ -13,6 +13,9 @@ NVFP4's scales of 16 columns are in its weights, which six significant bits hold
 
     NVFP4   bf16 = E2M1 * scale * 2**-64    13 operations for 8 weights, and 2 for their factor
 
+FP8 under float32 scales of blocks is MXFP8 whose groups have bf16 factors that make up for the constant, under one
+float32 scale a row.
+
 Products of such weights with ordinary activations would be subnormal in float32, so activations carry 2**64
 (``X_SCALE``): exact in bf16 for every |x| between 2**-126 and 2**63.
 """
@@ -185,6 +188,20 @@ def group_scales(s, h, LS: gl.constexpr):
     B: gl.constexpr = s.shape[1]
     f0 = (gl.where(h == 0, s << 23, s << 15) & 0x7F800000).to(gl.float32, bitcast=True)
     f1 = (gl.where(h == 0, s << 7, s >> 1) & 0x7F800000).to(gl.float32, bitcast=True)
+    f0 = gl.convert_layout(f0.reshape([S, B * 16]), LS, assert_trivial=True)
+    f1 = gl.convert_layout(f1.reshape([S, B * 16]), LS, assert_trivial=True)
+    return f0, f1
+
+
+@gluon.jit
+def group_factors(s, h, LS: gl.constexpr):
+    """FP8 blocks: pairs of factor words int64 [S, B, 1, 8] → float32 [S, 16 B] of group 0 and of group 1."""
+    S: gl.constexpr = s.shape[0]
+    B: gl.constexpr = s.shape[1]
+    low = s.to(gl.int32)
+    high = (s >> 32).to(gl.int32)
+    f0 = gl.where(h == 0, low << 16, low & -0x10000).to(gl.float32, bitcast=True)
+    f1 = gl.where(h == 0, high << 16, high & -0x10000).to(gl.float32, bitcast=True)
     f0 = gl.convert_layout(f0.reshape([S, B * 16]), LS, assert_trivial=True)
     f1 = gl.convert_layout(f1.reshape([S, B * 16]), LS, assert_trivial=True)
     return f0, f1

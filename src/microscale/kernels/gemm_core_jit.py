@@ -33,7 +33,7 @@ def accumulate(
     k,
     ROWS_OF: tl.constexpr,
     BITS: tl.constexpr,
-    NVFP4: tl.constexpr,
+    ROW_SCALES: tl.constexpr,
     CHANNELS: tl.constexpr,
     MX: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -46,7 +46,8 @@ def accumulate(
 ):
     """The products of one tile: a tuple of float32 [BLOCK_N, PART_M]. Past ``k`` both sides are read as zero.
 
-    CHANNELS: FP8 weights, whose scales of rows the caller applies. Likewise NVFP4's (``operands_jit.row_scales``).
+    CHANNELS: FP8 weights, whose scales of rows the caller applies. Likewise
+    ROW_SCALES (``operands_jit.row_scales``), of NVFP4 and FP8 blocks.
     Columns are computed in parts of ``PART_M``: where all warps lie along the rows each warp unpacks only its own
     weights. A single 128 x 64 product on mma.sync has 2 x 2 warps, and the weights cross shared memory to be shared.
     """
@@ -66,7 +67,7 @@ def accumulate(
     if QUADS and not MX:
         column = column // 32 * 32 + column // 4 % 4 * 8 + column // 16 % 2 * 4 + column % 4
     word_ptrs = words_ptr + tile[:, None] * WORDS + word[None, :]
-    if NVFP4:
+    if ROW_SCALES:
         # Pairs of words: as many of single ones are more than threads, and Triton would then choose the layout of the
         # weights after theirs, and take them through shared memory.
         scales_ptr = scales_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
@@ -89,12 +90,12 @@ def accumulate(
             s = tl.full([R, T * 8], 0x7F7F7F7F, tl.uint32)  # every group times 1
         else:
             s = tl.load(scale_ptrs + t * 8, mask=(scale < (k_tiles - t) * 8)[None, :], other=0)
-            s = s.to(tl.uint64 if NVFP4 else tl.uint32, bitcast=True)
+            s = s.to(tl.uint64 if ROW_SCALES else tl.uint32, bitcast=True)
         ws = s
         if MX:
             w, ws = e4m3_weights(q, s, BITS, R, T, PLAIN)
         else:
-            w = bf16_weights(q, s, BITS, NVFP4, R, QUADS, PLAIN)
+            w = bf16_weights(q, s, BITS, ROW_SCALES, R, QUADS, PLAIN)
         sums = ()
         for part in tl.static_range(BLOCK_M // PART_M):
             x = tl.load(x_ptrs[part] + t * 64, mask=(column < k - t * 64)[None, :], other=0)

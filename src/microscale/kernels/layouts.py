@@ -37,6 +37,14 @@ the bits of a bf16 factor follow by one shift and one addition. E4M3's positive 
 8: all are there. Byte 0 is the scale 0, and its codes are zeros. A negative scale becomes positive, and the signs of
 its codes change. Behind the last tile of a row tile are the float32 scales of its 16 rows, which apply to sums.
 
+FP8 under float32 scales of blocks has bf16 factors, for which a lane has two words, of the groups G:
+
+    scales  int32 [experts, R, T + 1, 16 = 2 g + G]  half-word h; place 8 h + g of the last: the row's scale
+
+A factor is the group's scale over the row's, times 2**56. The row's scale is the power of two below its largest one, so
+that bf16 scales (Qwen's) stay exact and others are rounded to bf16; or that scale itself where all of the row are equal
+(FP8 with a scale for each row or matrix), which is exact.
+
 MXFP4 and NVFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are its four pairs.
 
     words   int32 [experts, R, T, 32 lanes, 4 = v]
@@ -53,7 +61,7 @@ bf16 numbers E2M1 * 2**-126 (sign at bit 15, the code's three low bits at bits 8
     field 2: w rotated right by 6                   the rotation carries it over
     field 3: w << 4 (s, c, b) and w >> 4 (a)
 
-MXFP8: one 32-bit word holds four E4M3 bytes; a lane's 16 bytes are the pairs of one group, both rows.
+MXFP8 and FP8 blocks: one 32-bit word holds four E4M3 bytes; a lane's 16 bytes are the pairs of one group, both rows.
 
     words   int32 [experts, R, T, 2 = G, 32 lanes, 4 = 2 j + h]     columns i = 4 j .. 4 j + 3
 
@@ -85,7 +93,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import BLOCK, MXFP4, MXFP8, NVFP4, SCALE_NAN, BlockFormat, BlockScaled
+from microscale.formats import BLOCK, FP8_BLOCK, MXFP4, MXFP8, NVFP4, SCALE_NAN, BlockFormat, BlockScaled
 from microscale.kernels.numbers import FRAGMENT_ROWS, PEAK_BIAS
 
 if TYPE_CHECKING:
@@ -94,6 +102,9 @@ if TYPE_CHECKING:
 TILE_ROWS = FRAGMENT_ROWS
 TILE_K = 64
 LANES = 32
+ROW_SCALED = (NVFP4.name, FP8_BLOCK.name)
+"""Formats with float32 scales of rows behind 16 scale words a tile; the others have 8."""
+FACTOR_EXPONENT = 56
 MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
 CHUNK_BYTES = 32 << 20
@@ -124,7 +135,7 @@ class Packed:
 
     words: Tensor  # int32, see the module's text
     scales: (
-        Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8], or of NVFP4 [experts, rows / 16, ceil(k / 64) + 1, 16]
+        Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8], or ROW_SCALED [experts, rows / 16, ceil(k / 64) + 1, 16]
     )
     peaks: Tensor | None  # MXFP4: int32 [experts, rows / 16, 8]
     format: BlockFormat
@@ -163,8 +174,8 @@ def layout_name(fmt: BlockFormat) -> str:
 def packed_bytes(fmt: BlockFormat, experts: int, rows: int, k: int) -> int:
     """Bytes of ``experts`` matrices ``[rows, k]`` in the layout of ``fmt``."""
     row_tiles = rows // TILE_ROWS
-    tile = TILE_ROWS * TILE_K * fmt.bits // 8 + TILE_ROWS * TILE_K // fmt.block
-    of_rows = 4 * TILE_ROWS if fmt.has_row_scales else 2 * TILE_ROWS if fmt is MXFP4 else 0
+    tile = TILE_ROWS * TILE_K * fmt.bits // 8 + (64 if fmt.name in ROW_SCALED else 32)
+    of_rows = TILE_ROWS * (2 if fmt is MXFP4 else fmt.row_bytes)
     return experts * row_tiles * (-(-k // TILE_K) * tile + of_rows)
 
 
@@ -185,7 +196,7 @@ def _e4m3_moves() -> dict[int, int]:
     return {8 * column + bit: 8 * byte + bit for column, byte in enumerate(_BYTES) for bit in range(8)}
 
 
-_MOVES = {MXFP4: _e2m1_moves(), MXFP8: _e4m3_moves(), NVFP4: _e2m1_moves()}
+_MOVES = {MXFP4: _e2m1_moves(), MXFP8: _e4m3_moves(), NVFP4: _e2m1_moves(), FP8_BLOCK: _e4m3_moves()}
 
 
 def _signed(mask: int) -> int:
@@ -289,18 +300,45 @@ def _pack_block_scales(part: BlockScaled, order: RowOrder, k_tiles: int) -> Tens
     padded = _pad_groups(scales.unflatten(2, (-1, 2)), 2 * k_tiles).unflatten(2, (k_tiles, 2))
     padded = _split_rows(padded, order).permute(0, 1, 4, 3, 6, 5, 2)  # [E, R, T, g, p, G, h]
     words = padded.contiguous().flatten(5).view(torch.int32).flatten(3)
-    of_rows = pack_rows(rows, order).contiguous().view(torch.int32).unflatten(1, (-1, 1, TILE_ROWS))
-    return torch.cat((words, of_rows), dim=2)
+    return torch.cat((words, _row_words(rows, order)), dim=2)
 
 
 def _unpack_block_scales(words: Tensor, order: RowOrder, groups: int) -> tuple[Tensor, Tensor]:
     """The inverse of ``_pack_block_scales``: scale bytes ``[E, rows, 2 * groups]`` and float32 ``[E, rows]``."""
-    of_rows = words[:, :, -1].contiguous().view(torch.float32).unflatten(2, (2, 8))
     split = words[:, :, :-1].contiguous()[..., None].view(torch.uint8).unflatten(3, (8, 2)).unflatten(5, (2, 2))
     split = split.permute(0, 1, 6, 3, 2, 5, 4)  # [E, R, h, g, T, G, p]
     scales = _join_rows(split, order).flatten(2, 3)[:, :, :groups].flatten(2)
     numbers = ((scales.int() + _E5M3_OFFSET) << 20).view(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
-    return torch.where(scales == 0, 0, numbers).to(torch.uint8), _join_rows(of_rows, order).contiguous()
+    return torch.where(scales == 0, 0, numbers).to(torch.uint8), _unpack_rows(words, order)
+
+
+def _pack_factors(scales: Tensor, order: RowOrder, k_tiles: int) -> Tensor:
+    """float32 ``[E, rows, groups]`` → int32 ``[E, R, T + 1, 16]``."""
+    largest = scales.abs().amax(2)
+    alike = (scales == largest[..., None]).all(2)
+    below = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    rows = torch.where(largest == 0, 1.0, torch.where(alike, largest, below)).clamp(min=2.0**-126)
+    factors = (scales / rows[..., None] * 2.0**FACTOR_EXPONENT).bfloat16().view(torch.int16)
+    padded = _split_rows(_pad_groups(factors, 2 * k_tiles).unflatten(2, (k_tiles, 2)), order)  # [E, R, h, g, T, G]
+    words = padded.permute(0, 1, 4, 3, 5, 2).contiguous().flatten(4).view(torch.int32).flatten(3)
+    return torch.cat((words, _row_words(rows, order)), dim=2)
+
+
+def _unpack_factors(words: Tensor, order: RowOrder, groups: int) -> Tensor:
+    """The inverse of ``_pack_factors``."""
+    split = words[:, :, :-1].contiguous().view(torch.bfloat16).unflatten(3, (8, 2, 2)).permute(0, 1, 5, 3, 2, 4)
+    factors = _join_rows(split, order).flatten(2)[:, :, :groups].float()
+    return factors * 2.0**-FACTOR_EXPONENT * _unpack_rows(words, order)[..., None]
+
+
+def _row_words(rows: Tensor, order: RowOrder) -> Tensor:
+    """float32 ``[E, rows]`` → int32 ``[E, R, 1, 16]``."""
+    return pack_rows(rows, order).contiguous().view(torch.int32).unflatten(1, (-1, 1, TILE_ROWS))
+
+
+def _unpack_rows(words: Tensor, order: RowOrder) -> Tensor:
+    of_rows = words[:, :, -1].contiguous().view(torch.float32).unflatten(2, (2, 8))
+    return _join_rows(of_rows, order).contiguous()
 
 
 def _pack_peaks(scales: Tensor, order: RowOrder) -> Tensor:
@@ -344,12 +382,15 @@ class Findings:
         """Some experts: the largest scale byte of each, and whether it has a NaN among its values."""
         if not has_numbers(part.scales):
             return
-        largest = part.scales.flatten(1).amax(1).int()
+        if part.format is FP8_BLOCK:  # a NaN, or an infinity, which is none
+            largest = torch.where(part.scales.isfinite().flatten(1).all(1), 0, SCALE_NAN)
+        else:
+            largest = part.scales.flatten(1).amax(1).int()
         if part.format.has_row_scales:  # E4M3, of which none is too large
             largest = torch.where(((part.scales & 0x7F) == 0x7F).flatten(1).any(1), SCALE_NAN, 0)
             assert part.row_scales is not None
             self.add_nan(part.row_scales, f"An {part.format.name} weight has a NaN for its scale.")
-        if part.format is MXFP8:
+        if part.format.bits == 8:
             nan = ((part.values & 0x7F) == 0x7F).flatten(1).any(1).int()
         else:
             nan = torch.zeros_like(largest)
@@ -406,7 +447,7 @@ def pack(
     experts, rows, k = tensor.shape
     k_tiles = -(-k // TILE_K)
     lanes = (LANES, 4) if fmt.bits == 4 else (2, LANES, 4)
-    of_tiles = (k_tiles + 1, 16) if fmt.has_row_scales else (k_tiles, 8)
+    of_tiles = (k_tiles + 1, 16) if fmt.name in ROW_SCALED else (k_tiles, 8)
     words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
     scales = torch.empty((experts, rows // TILE_ROWS, *of_tiles), dtype=torch.int32, device=device)
     peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
@@ -419,6 +460,8 @@ def pack(
         if fmt.has_row_scales:
             part = _positive(part)
             scales[place] = _pack_block_scales(part, order, k_tiles)
+        elif fmt is FP8_BLOCK:
+            scales[place] = _pack_factors(part.scales, order, k_tiles)
         else:
             scales[place] = _pack_scales(part.scales, order, k_tiles)
         words[place] = _pack_words(part.values, fmt, order, k_tiles)
@@ -430,10 +473,13 @@ def pack(
 
 
 def unpack(packed: Packed) -> BlockScaled:
-    """The tensor that was packed, bit for bit; of NVFP4 the same numbers, under scales that are not negative."""
+    """The tensor that was packed, bit for bit; of NVFP4 the same numbers, under scales that are not negative; of FP8
+    blocks under scales that are rounded as the layout says."""
     groups = packed.k // BLOCK
     values = _unpack_words(packed.words, packed.format, packed.order, groups)
     if packed.format.has_row_scales:
         scales, rows = _unpack_block_scales(packed.scales, packed.order, groups)
         return BlockScaled(values, scales, packed.format, rows)
+    if packed.format is FP8_BLOCK:
+        return BlockScaled(values, _unpack_factors(packed.scales, packed.order, groups), packed.format)
     return BlockScaled(values, _unpack_scales(packed.scales, packed.order, groups), packed.format)

@@ -16,7 +16,8 @@ land in the operand's own swizzled layout; else they are permuted in registers. 
 
 ``bf16``: E2M1 and E4M3 become bf16 exactly, times their group's scale and 2**-64, which the epilogue gives back: group
 scales up to 2**65 fit, and products with ordinary activations stay clear of float32's subnormals. NVFP4's scales of 16
-columns leave six significant bits; the float32 scales of its rows belong to the sums (``row_scales``).
+columns leave six significant bits, the bf16 factors of FP8 blocks are rounded away once; the float32 scales of their
+rows belong to the sums (``row_scales``).
 ``e4m3``: E2M1 becomes E4M3 * 2**6, and both operands keep their scales for the block-scaled matrix instruction.
 
 Inline assembly takes one word at a time (``pack=1``): which elements a larger pack would get is not specified, and
@@ -120,7 +121,7 @@ def _scale_bytes(s, R: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def row_scales(scales_ptr, expert, row, rows, k):
-    """NVFP4's float32 scales of packed rows, which stand behind the scale words of their row tiles."""
+    """The float32 scales of packed rows, which stand behind the scale words of their row tiles."""
     tile = row // 16
     if expert is not None:
         tile = expert.to(tl.int64) * (rows // 16) + tile
@@ -130,12 +131,12 @@ def row_scales(scales_ptr, expert, row, rows, k):
 
 @triton.jit
 def bf16_weights(
-    q, s, BITS: tl.constexpr, NVFP4: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr, PLAIN: tl.constexpr
+    q, s, BITS: tl.constexpr, ROW_SCALES: tl.constexpr, R: tl.constexpr, QUADS: tl.constexpr, PLAIN: tl.constexpr
 ):
-    """Words [R, 128] (MXFP8: [R, 128, 2 = G]) and scale words [R, 8] (NVFP4: pairs of them, uint64) → bf16 [16 R, 64],
-    columns in fragment order."""
+    """Words [R, 128] (8 bits: [R, 128, 2 = G]) and scale words [R, 8] (ROW_SCALES: pairs of them, uint64) → bf16
+    [16 R, 64], columns in fragment order."""
     if BITS == 4:
-        if NVFP4:
+        if ROW_SCALES:
             shape: tl.constexpr = (R, 8, 2, 2, 4)  # t is 2 p and one more
             b = ((s.reshape(R, 8, 1) >> (8 * tl.arange(0, 8))) & 0xFF).to(tl.uint32)  # g (p v)
             factor = tl.broadcast_to((b * 0x00100010 + _NVFP4_FACTOR).reshape(R, 8, 2, 1, 4), shape)
@@ -150,8 +151,11 @@ def bf16_weights(
         w = w.permute(0, 4, 1, 3, 6, 2, 7, 5) if QUADS else w.permute(0, 4, 1, 3, 6, 7, 2, 5)
     else:
         shape: tl.constexpr = (R, 8, 4, 2, 2, 2)
-        b = _scale_bytes(s, R, 1).reshape(R, 8, 2, 2).permute(0, 1, 3, 2).reshape(R, 8, 1, 1, 2, 2)
-        factor = tl.broadcast_to((b + _E4M3_EXPONENT) * 0x00800080, shape)
+        if ROW_SCALES:
+            b = ((s.reshape(R, 8, 1) >> (16 * tl.arange(0, 4))) & 0xFFFF).to(tl.uint32) * 0x00010001
+        else:
+            b = (_scale_bytes(s, R, 1) + _E4M3_EXPONENT) * 0x00800080
+        factor = tl.broadcast_to(b.reshape(R, 8, 2, 2).permute(0, 1, 3, 2).reshape(R, 8, 1, 1, 2, 2), shape)
         f0, f1 = e4m3_to_bf16(q.reshape(shape))
         w = tl.join(scaled_pairs(f0, factor, PLAIN), scaled_pairs(f1, factor, PLAIN))  # R g t s h G p c
         w = w.permute(0, 4, 1, 5, 3, 2, 7, 6) if QUADS else w.permute(0, 4, 1, 5, 3, 7, 2, 6)
@@ -196,7 +200,7 @@ def dot(w, x, acc, PLAIN: tl.constexpr):
 def dot_scaled(w, w_scale, x, x_scale, acc, PLAIN: tl.constexpr):
     """acc [N, M] += W [N, K] @ x [M, K].T, both E4M3 under scales per 32 columns.
 
-    Triton 3.8 and 3.9 read uint8 scales per 16 columns as E8M0 too, without a word: such scales are E4M3 (NVFP4).
+    Triton 3.8 and 3.9 read uint8 scales per 16 columns as E8M0 too, without a word: such scales are E4M3 (ROW_SCALES).
     """
     tl.static_assert(w.shape[1] == 32 * w_scale.shape[1], "uint8 scales are E8M0, one for 32 columns")
     if PLAIN:

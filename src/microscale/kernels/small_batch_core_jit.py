@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from microscale.kernels.fragments_jit import (
     MXFP4_UNSCALE,
     MXFP8_UNSCALE,
+    group_factors,
     group_scales,
     mxfp4_fragments,
     mxfp8_fragments,
@@ -60,11 +61,14 @@ def weight_fragments(q0, q1, z, BITS: gl.constexpr, LA: gl.constexpr):
 
 
 @gluon.jit
-def add_scaled(acc, a, b, scales, h, mma: gl.constexpr):
+def add_scaled(acc, a, b, scales, h, ROW_SCALES: gl.constexpr, mma: gl.constexpr):
     """``acc`` plus one tile of 64 columns: two groups, each summed by itself and then scaled in float32."""
     a00, a01, a10, a11 = a
     b00, b01, b10, b11 = b
-    f0, f1 = group_scales(scales, h, gl.SliceLayout(2, mma))
+    if ROW_SCALES:
+        f0, f1 = group_factors(scales, h, gl.SliceLayout(2, mma))
+    else:
+        f0, f1 = group_scales(scales, h, gl.SliceLayout(2, mma))
     zero = gl.zeros(acc.shape, gl.float32, mma)
     acc += mma_v2(a01, b01, mma_v2(a00, b00, zero)) * f0[:, :, None]
     acc += mma_v2(a11, b11, mma_v2(a10, b10, zero)) * f1[:, :, None]
@@ -72,13 +76,13 @@ def add_scaled(acc, a, b, scales, h, mma: gl.constexpr):
 
 
 @gluon.jit
-def add_tile(acc, q0, q1, b, scales, z, h, BITS: gl.constexpr, NVFP4: gl.constexpr, mma: gl.constexpr):
+def add_tile(acc, q0, q1, b, scales, z, h, BITS: gl.constexpr, ROW_SCALES: gl.constexpr, mma: gl.constexpr):
     """``acc`` plus one tile of 64 columns: weights and scale words as they were loaded, times the operands ``b``."""
     LA: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    if NVFP4:
+    if ROW_SCALES and BITS == 4:
         return add_products(acc, nvfp4_fragments(q0, scales, z, LA), b)
     else:
-        return add_scaled(acc, weight_fragments(q0, q1, z, BITS, LA), b, scales, h, mma)
+        return add_scaled(acc, weight_fragments(q0, q1, z, BITS, LA), b, scales, h, ROW_SCALES, mma)
 
 
 @gluon.jit
@@ -91,6 +95,12 @@ def add_products(acc, a, b):
 
 
 @gluon.jit
+def word_pairs(s_ptr):
+    """Of FP8 blocks: scale words as pairs, group 0's and group 1's of the rows g and g + 8."""
+    return s_ptr.to(gl.pointer_type(gl.int64), bitcast=True)
+
+
+@gluon.jit
 def lane_scales(lane):
     """Of NVFP4: which of a tile's 16 scale words a lane has."""
     return lane // 4 * 2 + lane % 4 // 2
@@ -98,22 +108,23 @@ def lane_scales(lane):
 
 @gluon.jit
 def row_scales(s_ptr, row, rows, k_tiles):
-    """NVFP4's float32 scales of packed rows, which stand behind the scale words of their row tiles."""
+    """The float32 scales of packed rows, which stand behind the scale words of their row tiles."""
     at = ((row // 16 + 1) * (k_tiles + 1) - 1) * 16 + row % 16
     return gl.load(s_ptr + at, mask=row < rows, other=0).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
-def unscaled(r, BITS: gl.constexpr, NVFP4: gl.constexpr):
+def unscaled(r, BITS: gl.constexpr, ROW_SCALES: gl.constexpr):
     """Sums of products, less the power of two that their weights and activations carry (``fragments_jit``)."""
-    if BITS == 4 and not NVFP4:
-        r *= MXFP4_UNSCALE
-    elif BITS == 8:
-        r *= MXFP8_UNSCALE
+    if not ROW_SCALES:
+        if BITS == 4:
+            r *= MXFP4_UNSCALE
+        elif BITS == 8:
+            r *= MXFP8_UNSCALE
     return r
 
 
 @gluon.jit
-def sum_slices(acc, BITS: gl.constexpr, NVFP4: gl.constexpr):
+def sum_slices(acc, BITS: gl.constexpr, ROW_SCALES: gl.constexpr):
     """Partial sums [S, 16 B, N] of the slices → [16 B, N], always in the same order."""
-    return unscaled(gl.sum(acc, axis=0), BITS, NVFP4)
+    return unscaled(gl.sum(acc, axis=0), BITS, ROW_SCALES)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ChannelScaled, ShapeOnly
+from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, ChannelScaled, ShapeOnly, without_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,10 +148,7 @@ class ShapeTensors:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
     def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
-        values, scales = (torch.zeros(part, dtype=torch.uint8, device=META) for part in fmt.shapes(shape))
-        scales = scales.float() if fmt.scale_bytes == 4 else scales
-        row_scales = torch.zeros(shape[:-1], device=META) if fmt.has_row_scales else None
-        return BlockScaled(values, scales, fmt, row_scales)
+        return without_memory(shape, fmt)
 
     def channels(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> ChannelScaled:
         values = torch.zeros(shape, dtype=torch.uint8, device=META)

@@ -3,8 +3,8 @@
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
 meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
-``exact`` refuses them. So do they with FP8 under scales of 128 x 128 values; ``exact`` decodes it. A precision never
-widens what a checkpoint stores narrower.
+``exact`` refuses them. A precision never widens what a checkpoint stores narrower, and never rounds it to another
+format of as many bits: a checkpoint in FP8 keeps its weights in ``balanced``, one in NVFP4 in ``fast`` too.
 
 One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """

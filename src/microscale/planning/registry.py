@@ -11,6 +11,7 @@ from microscale.kernels.attention.reference import ReferenceAttention
 from microscale.kernels.dense.dequantized import DequantizedDense
 from microscale.kernels.dense.fragments import (
     TritonFp8,
+    TritonFp8Block,
     TritonMxfp4,
     TritonMxfp4A8,
     TritonMxfp8,
@@ -20,7 +21,7 @@ from microscale.kernels.dense.fragments import (
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
-from microscale.kernels.moe.bf16_activations import TritonNvfp4A16, TritonW4A16, TritonW8A16
+from microscale.kernels.moe.bf16_activations import TritonFp8BlockA16, TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
@@ -39,6 +40,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonW4A16(),
     TritonW8A16(),
     TritonNvfp4A16(),
+    TritonFp8BlockA16(),
     TritonW4A8(),
     TritonW8A8(),
     ReferenceDense(),
@@ -48,6 +50,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonMxfp8(),
     TritonMxfp4(),
     TritonNvfp4(),
+    TritonFp8Block(),
     TritonMxfp8A8(),
     TritonMxfp4A8(),
     ReferenceAttention(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import BLOCK, MXFP4, BlockScaled, block_format
+from microscale.formats import BLOCK, MXFP4, block_format, without_memory
 from microscale.hardware import Gpu
 from microscale.planning.ops import Kernel, Launch, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 
@@ -36,21 +36,14 @@ def shards(spec: MoeSpec) -> Iterator[MoeSpec]:
 
 def shape_only(spec: MoeSpec) -> MoeWeights:
     """The layer's weights without any numbers."""
-    fmt = block_format(spec.weight_format)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        return torch.empty((spec.num_experts, *shape), dtype=dtype, device="meta")
-
-    def matrix(rows: int, k: int) -> BlockScaled:
-        values, scales = fmt.shapes((rows, k))
-        row_scales = empty(rows, dtype=torch.float32) if fmt.has_row_scales else None
-        return BlockScaled(empty(*values), empty(*scales), fmt, row_scales)
+    fmt, experts = block_format(spec.weight_format), spec.num_experts
 
     def bias(rows: int) -> Tensor | None:
-        return empty(rows, dtype=torch.bfloat16) if spec.bias else None
+        return torch.empty((experts, rows), dtype=torch.bfloat16, device="meta") if spec.bias else None
 
     rows = 2 * spec.intermediate
-    gate_up, down = matrix(rows, spec.hidden), matrix(spec.hidden, spec.intermediate)
+    gate_up = without_memory((experts, rows, spec.hidden), fmt)
+    down = without_memory((experts, spec.hidden, spec.intermediate), fmt)
     return MoeWeights(gate_up, down, bias(rows), bias(spec.hidden))
 
 

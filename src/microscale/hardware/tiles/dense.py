@@ -28,6 +28,7 @@ class DenseFormat(StrEnum):
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
     NVFP4 = "nvfp4"
+    FP8_BLOCK = "fp8_block"
 
 
 class Size(StrEnum):
@@ -99,13 +100,16 @@ SECTION = Section(Kernels.SMALL_BATCH_DENSE, DenseCase, DenseTile, _misfit)
 
 # The rule. Tiles of a batch, by tokens of a program: what 255 registers hold without a spill on every SM.
 _AHEAD = {
-    8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4, DenseFormat.NVFP4: 4},
-    16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2, DenseFormat.NVFP4: 2},
+    8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
+    16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
     # Few rows are a wave of programs that wait for tokens more than for weights (H200, 5120 x 2880 MXFP4, 32 tokens: 1
     # ahead 11.1 us with 168 registers, 2 ahead 15).
-    32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1, DenseFormat.NVFP4: 1},
+    32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1},
 }
-# Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6): four warps side by side, and no slices.
+_CODES_OF = {DenseFormat.NVFP4: DenseFormat.MXFP4, DenseFormat.FP8_BLOCK: DenseFormat.MXFP8}
+"""Formats without rows of their own → one with the same codes."""
+# Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6), as those of FP8 blocks do everywhere: four
+# warps side by side, and no slices.
 _ONE_ROW_TILE_A_WARP = frozenset({SM86, SM89})
 
 
@@ -129,7 +133,8 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
-    """The tile that was measured on the card's family, for NVFP4 or else for MXFP4, or else the rule's."""
+    """The tile that was measured on the card's family, for the format or else for one with its codes, or else the
+    rule's."""
     columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
@@ -138,9 +143,7 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
 
 def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
     rows = measured(SECTION, gpu.family)
-    row = rows.get(case)
-    if row is None and case.format is DenseFormat.NVFP4:  # its codes are MXFP4's
-        row = rows.get(replace(case, format=DenseFormat.MXFP4))
+    row = rows.get(case) or rows.get(replace(case, format=_CODES_OF.get(case.format, case.format)))
     return by_rule(case, gpu.family) if row is None else row.tile
 
 
@@ -150,11 +153,12 @@ def by_rule(case: DenseCase, family: Family) -> DenseTile:
 
     32 tokens of more programs than one wave: two row tiles a warp and two warps side by side, so that a program
     reads its tokens from L2 for 64 rows."""
-    ahead = _AHEAD[case.columns][case.format]
+    ahead = _AHEAD[case.columns][_CODES_OF.get(case.format, case.format)]
     if case.size is Size.MANY:
         return DenseTile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
     if case.columns == 32 and case.size is Size.CROWDED:
-        across = 4 if case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP else 2
+        spills = case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP
+        across = 4 if spills or case.format is DenseFormat.FP8_BLOCK else 2
         return DenseTile(case.columns, 4, across, 4 // across, ahead, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:

@@ -13,7 +13,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.dense import logits_epilogue, reference
 from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
 from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
-from microscale.kernels.dense.spec import ALL_FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.linear import linear
 from microscale.kernels.op import Activations, Cost, Reason, always, torch_dtype
 
@@ -57,8 +57,8 @@ class DequantizedDense(DenseOp[DenseWeights]):
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
-        if spec.weight_format not in ALL_FORMATS:
-            return f"reads {', '.join(ALL_FORMATS)} weights, not {spec.weight_format}"
+        if spec.weight_format not in FORMATS:
+            return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
         if spec.activations is Activations.MXFP8:
             return "multiplies in bf16 or float32, not with mxfp8 activations"
         return None

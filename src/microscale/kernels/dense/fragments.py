@@ -1,6 +1,5 @@
-"""``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``, ``triton_nvfp4``: weights in fragments times bf16 activations, on
-any GPU from SM80 on.
-
+"""Weights in fragments times bf16 activations, on any GPU from SM80 on: ``triton_fp8``, ``triton_mxfp8``,
+``triton_mxfp4``, ``triton_nvfp4``, ``triton_fp8_block``.
 Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more take a
 GEMM that decodes weights on their way into the matrix unit; from 65 (SM90) or 256 on one layer's weights are unpacked
 to bf16 and cuBLAS does the rest. All read one packed layout.
@@ -228,6 +227,15 @@ class TritonNvfp4(Fragments):
     name = "triton_nvfp4"
     format = "nvfp4"
     layout = layout_name("nvfp4")
+
+
+class TritonFp8Block(Fragments):
+    """FP8 weights under float32 scales of blocks become bf16 in registers; the scales apply to sums of 32 columns for
+    few tokens, and to the weights for many."""
+
+    name = "triton_fp8_block"
+    format = "fp8_block"
+    layout = layout_name("fp8_block")
 
 
 class TritonMxfp8A8(BlockScaledFragments):

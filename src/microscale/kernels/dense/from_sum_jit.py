@@ -172,7 +172,7 @@ def small_batch_from_sum(
     residual_ptr,  # bf16 [k]
     norm_ptr,  # bf16 [k]: weight of the norm
     w_ptr,
-    s_ptr,  # GROUP, NVFP4: scale words
+    s_ptr,  # GROUP, ROW_SCALES: scale words
     channel_ptr,  # CHANNEL: float32 [rows]
     bias_ptr,  # bf16 [rows]
     sum_ptr,  # bf16 [k]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from microscale.formats import NVFP4
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import GemmTile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
@@ -15,6 +14,7 @@ from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small_batch import empty_logits
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch, or_unread
+from microscale.kernels.layouts import ROW_SCALED
 from microscale.kernels.moe.grouped import gemm_constants, gemm_options, gemm_path, mma_promise, quantise
 from microscale.kernels.numbers import cdiv
 
@@ -96,7 +96,7 @@ def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile:
     sizes = (tokens, packed.rows, packed.k, values.stride(0), int(packed.bias is not None))
     constants = gemm_constants(gpu, path, tile) | {
         "CHANNELS": packed.channels is not None,
-        "NVFP4": packed.format == NVFP4.name,
+        "ROW_SCALES": packed.format in ROW_SCALED,
     }
     grid = (cdiv(packed.rows, tile.block_n) * cdiv(tokens, tile.block_m),)
     return _GemmLaunch(grid, inputs, sizes, constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))

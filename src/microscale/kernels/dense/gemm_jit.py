@@ -5,7 +5,7 @@ One program computes ``BLOCK_N`` rows of the weight times up to ``BLOCK_M`` toke
     BITS  CHANNELS  MX     weights       activations
     8     yes       no     FP8           bf16; the scale of a row is applied in the epilogue
     8, 4  no        no     MXFP8, MXFP4  bf16
-    4     no        no     NVFP4         bf16; likewise (``NVFP4``)
+    4     no        no     NVFP4         bf16; likewise (``ROW_SCALES``)
     8, 4  no        yes    MXFP8, MXFP4  MXFP8 by ``mxfp8_jit.quantise_tokens``, on block-scaled matrix instructions
 """
 
@@ -32,13 +32,13 @@ def _tokens(tile, first, PART_M: tl.constexpr):
 @triton.jit
 def _finish(
     acc, scales_ptr, channels_ptr, bias_ptr, row, rows, k, has_bias,
-    BITS: tl.constexpr, NVFP4: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr,
+    BITS: tl.constexpr, ROW_SCALES: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr,
 ):  # fmt: skip
     """The formats' constants and scales, plus bias."""
     acc = unscale(acc, BITS, MX)
     if CHANNELS:
         acc *= tl.load(channels_ptr + row, mask=row < rows, other=0.0)[:, None]
-    if NVFP4:
+    if ROW_SCALES:
         acc *= row_scales(scales_ptr, None, row, rows, k)[:, None]
     bias = tl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
     return acc + bias.to(tl.float32)[:, None]
@@ -62,7 +62,7 @@ def gemm(
     residual_ptr,  # bf16 [tokens, rows]
     y_ptr,  # bf16 [tokens, rows]
     tokens, rows, k, stride_x, stride_residual, has_bias, has_residual,
-    BITS: tl.constexpr, NVFP4: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BITS: tl.constexpr, ROW_SCALES: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
     QUADS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -70,12 +70,12 @@ def gemm(
     block_n, start = _locate(tokens, BLOCK_M)
     parts = accumulate(
         x_ptr, xs_ptr, stride_x, words_ptr, scales_ptr, None, block_n, (start, tokens), rows, k,
-        _tokens, BITS, NVFP4, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
+        _tokens, BITS, ROW_SCALES, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):
         y = _finish(
-            parts[part], scales_ptr, channels_ptr, bias_ptr, row, rows, k, has_bias, BITS, NVFP4, CHANNELS, MX
+            parts[part], scales_ptr, channels_ptr, bias_ptr, row, rows, k, has_bias, BITS, ROW_SCALES, CHANNELS, MX
         ).trans()
         token = start + part * PART_M + tl.arange(0, PART_M)
         ok = (token < tokens)[:, None] & (row < rows)[None, :]
@@ -92,7 +92,7 @@ def gemm_logits(
     argmax_ptr,  # int32, likewise
     sum_ptr,  # float32, likewise
     tokens, rows, k, stride_x, has_bias,
-    BITS: tl.constexpr, NVFP4: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BITS: tl.constexpr, ROW_SCALES: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
     QUADS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -100,12 +100,12 @@ def gemm_logits(
     block_n, start = _locate(tokens, BLOCK_M)
     parts = accumulate(
         x_ptr, xs_ptr, stride_x, words_ptr, scales_ptr, None, block_n, (start, tokens), rows, k,
-        _tokens, BITS, NVFP4, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
+        _tokens, BITS, ROW_SCALES, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):
         v = _finish(
-            parts[part], scales_ptr, channels_ptr, bias_ptr, row, rows, k, has_bias, BITS, NVFP4, CHANNELS, MX
+            parts[part], scales_ptr, channels_ptr, bias_ptr, row, rows, k, has_bias, BITS, ROW_SCALES, CHANNELS, MX
         ).trans()
         token = start + part * PART_M + tl.arange(0, PART_M)
         ok = (token < tokens)[:, None] & (row < rows)[None, :]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import BLOCK, MXFP8, BlockScaled, ChannelScaled, decode
+from microscale.formats import BLOCK, FORMATS, MXFP8, BlockScaled, ChannelScaled, decode
 from microscale.kernels import layouts
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.layouts import RowOrder
@@ -33,9 +33,7 @@ class PackedDense:
     """One matrix ``[rows, k]``."""
 
     weight: Tensor  # bf16 [rows, k], or int32 [rows / 16, ceil(k / 64), ...]
-    groups: (
-        Tensor | None
-    )  # int32 [rows / 16, ceil(k / 64), 8]: scale bytes of MXFP8 and MXFP4; NVFP4's and its rows' scales
+    groups: Tensor | None  # int32, the scale words of ``layouts`` for one matrix
     channels: Tensor | None  # float32 [rows]: scales of FP8
     bias: Tensor | None  # bf16 [rows]
     format: str
@@ -44,7 +42,7 @@ class PackedDense:
 
     @property
     def bits(self) -> int:
-        return {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4, "nvfp4": 4}[self.format]
+        return {"bf16": 16, "fp8": 8}[self.format] if self.format not in FORMATS else FORMATS[self.format].bits
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +67,7 @@ def pack(weights: DenseWeights) -> PackedDense:
     """The weights in fragments, where they are, in chunks of rows."""
     weight = weights.weight
     if isinstance(weight, torch.Tensor):
-        raise Unsupported("Fragments hold fp8, mxfp8, mxfp4 and nvfp4 weights, not bf16.")
+        raise Unsupported("Fragments hold weights in eight or four bits, not bf16.")
     rows, k = weight.shape
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
     findings = layouts.Findings()

@@ -9,7 +9,7 @@ import torch
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
-from microscale.kernels.dense.spec import ALL_FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.op import Activations, Cost, Reason, always
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class ReferenceDense(DenseOp[DenseWeights]):
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
-        if spec.weight_format not in ALL_FORMATS:
-            return f"reads {', '.join(ALL_FORMATS)} weights, not {spec.weight_format}"
+        if spec.weight_format not in FORMATS:
+            return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
         if spec.activations is Activations.MXFP8:
             return "computes in float32, not with mxfp8 activations"
         return None

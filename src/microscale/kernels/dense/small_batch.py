@@ -17,7 +17,7 @@ from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, Logits, Summed
 from microscale.kernels.launch import launch, or_unread
-from microscale.kernels.layouts import TILE_ROWS
+from microscale.kernels.layouts import ROW_SCALED, TILE_ROWS
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason
 from microscale.kernels.small.norms import norm_block, warps
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = ANY_ROWS_TOKENS
 """Up to which every layer takes this kernel."""
-BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4, "nvfp4": 4}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
 
@@ -69,9 +68,8 @@ def tile_constants(tile: DenseTile) -> dict[str, int]:
 
 @cache
 def _scales() -> dict[str, int]:
-    group = walk_jit.GROUP.value
-    of_rows = {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value}
-    return {**of_rows, "mxfp8": group, "mxfp4": group, "nvfp4": walk_jit.NVFP4.value}
+    group, of_rows = walk_jit.GROUP.value, dict.fromkeys(ROW_SCALED, walk_jit.ROW_SCALES.value)
+    return {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value, "mxfp8": group, "mxfp4": group, **of_rows}
 
 
 def fetches_early(weight_format: str, tile: DenseTile) -> bool:
@@ -103,7 +101,7 @@ def _launch(
 ) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
     early = {"EARLY": pdl and fetches_early(fmt, tile)}
-    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), **further, **early, "PDL": pdl}
+    constants = {"BITS": packed.bits, "SCALES": _scales()[fmt], **tile_constants(tile), **further, **early, "PDL": pdl}
     options: dict[str, Any] = {"num_warps": tile.warps, "maxnreg": tile.registers}
     if pdl:
         options["launch_pdl"] = True

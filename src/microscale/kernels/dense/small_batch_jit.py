@@ -16,18 +16,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from microscale.kernels.dense.walk_jit import CHANNEL, GROUP, NONE, NVFP4, walk_along_k
+from microscale.kernels.dense.walk_jit import CHANNEL, GROUP, NONE, ROW_SCALES, walk_along_k
 from microscale.kernels.small_batch_core_jit import row_scales, sum_slices
 
 
 @gluon.jit
 def load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES: gl.constexpr):
-    """Bias and, of FP8 and NVFP4, scale of each row. Before the walk where its slices are short: behind it the fetch is
-    a trip to memory of its own. Programs of many rows have no registers for it (MXFP8 on SM 9.0 spills)."""
+    """Bias and, of CHANNEL and ROW_SCALES, scale of each row. Before the walk where its slices are short: behind it the
+    fetch is a trip to memory of its own. Programs of many rows have no registers for it (MXFP8 on SM 9.0 spills)."""
     bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
     if SCALES == CHANNEL:
         channel = gl.load(channel_ptr + row, mask=row < rows, other=0.0)
-    elif SCALES == NVFP4:
+    elif SCALES == ROW_SCALES:
         channel = row_scales(s_ptr, row, rows, gl.cdiv(k, 64))
     else:
         channel = bias
@@ -38,7 +38,7 @@ def load_rows(s_ptr, channel_ptr, bias_ptr, row, rows, k, has_bias, SCALES: gl.c
 def sums_of(acc, of_rows, BITS: gl.constexpr, SCALES: gl.constexpr):
     """Slices added up, the formats' constants and scales applied, plus bias: float32 [16 B, N]."""
     channel, bias = of_rows
-    r = sum_slices(acc, BITS, SCALES == NVFP4)
+    r = sum_slices(acc, BITS, SCALES == ROW_SCALES)
     if SCALES != NONE and SCALES != GROUP:
         r *= channel[:, None]
     return r + bias.to(gl.float32)[:, None]
@@ -49,7 +49,7 @@ def sums_of(acc, of_rows, BITS: gl.constexpr, SCALES: gl.constexpr):
 def small_batch(
     x_ptr,  # bf16 [tokens, k]
     w_ptr,
-    s_ptr,  # GROUP, NVFP4: scale words
+    s_ptr,  # GROUP, ROW_SCALES: scale words
     channel_ptr,  # CHANNEL: float32 [rows]
     bias_ptr,  # bf16 [rows]
     residual_ptr,  # bf16 [tokens, rows]

@@ -17,9 +17,7 @@ from microscale.kernels.op import Activations, Implementation, PackedT, Path
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4")
-"""Weights that GPU kernels read."""
-ALL_FORMATS = (*FORMATS, "fp8_block")
+FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp8_block")
 """What ``DenseSpec.weight_format`` may be."""
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import NVFP4
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.thresholds import ThresholdName, threshold
 from microscale.kernels import binding
 from microscale.kernels.dense import unpack_jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.launch import launch
-from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.layouts import ROW_SCALED, TILE_K, TILE_ROWS
 from microscale.kernels.linear import linear
 from microscale.kernels.numbers import cdiv
 
@@ -39,10 +38,10 @@ def unpack(packed: PackedDense) -> Tensor:
     k_tiles = -(-packed.k // TILE_K)
     grid = (packed.rows // TILE_ROWS, cdiv(k_tiles, TILES))
     scales = packed.channels if packed.groups is None else packed.groups
-    nvfp4 = packed.format == NVFP4.name
-    groups = packed.groups is not None and not nvfp4
+    row_scales = packed.format in ROW_SCALED
+    groups = packed.groups is not None and not row_scales
     constants = {
-        "BITS": packed.bits, "GROUPS": groups, "NVFP4": nvfp4, "TILES": TILES, "PLAIN": binding.PLAIN
+        "BITS": packed.bits, "GROUPS": groups, "ROW_SCALES": row_scales, "TILES": TILES, "PLAIN": binding.PLAIN
     }  # fmt: skip
     arguments = (packed.weight, scales, out, packed.k, k_tiles)
     launch(unpack_jit.unpack, grid, arguments, constants, {"num_warps": WARPS})

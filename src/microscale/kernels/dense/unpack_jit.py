@@ -12,6 +12,7 @@ from microscale.kernels.plain_jit import to_bf16
 
 _E2M1: tl.constexpr = tl.constexpr(2.0**126)
 _E4M3: tl.constexpr = tl.constexpr(2.0**120)
+_FACTOR: tl.constexpr = tl.constexpr(2.0**-56)  # what those of FP8 blocks carry, see ``kernels/layouts.py``
 _E5M3_BITS: tl.constexpr = tl.constexpr((127 - 10) << 23)
 
 
@@ -26,20 +27,20 @@ def _pair(words, FACTOR: tl.constexpr):
 @triton.jit
 def unpack(
     words_ptr,  # uint32 [rows / 16, k_tiles, 32 * BITS]
-    scales_ptr,  # GROUPS: uint32 [rows / 16, k_tiles, 8]; NVFP4: [rows / 16, k_tiles + 1, 16]; else float32 [rows]
+    scales_ptr,  # GROUPS: uint32 [rows / 16, k_tiles, 8]; ROW_SCALES: [rows / 16, k_tiles + 1, 16]; else float32 [rows]
     out_ptr,  # bf16 [rows, k]
     k,
     k_tiles,
     BITS: tl.constexpr,
     GROUPS: tl.constexpr,
-    NVFP4: tl.constexpr,
+    ROW_SCALES: tl.constexpr,
     TILES: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
     """Grid: (row tiles, blocks of TILES K tiles). ``kernels/layouts.py`` has the map of the words.
 
-    Scales of groups are powers of two, and the copy is exact; with a float32 scale a row (FP8, NVFP4) it is rounded to
-    bf16 once.
+    Scales of groups are powers of two, and the copy is exact; with a float32 scale a row (FP8, ROW_SCALES) it is
+    rounded to bf16 once.
     """
     row_tile = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, 16)[:, None]
@@ -62,14 +63,19 @@ def unpack(
             b = (s.reshape(8, 1) >> (8 * tl.arange(0, 4)[None, :])) & 0xFF  # g (G h)
             factor = (b << 23).to(tl.float32, bitcast=True).reshape(8, 2, 2).permute(2, 0, 1)  # h g G
             w = w * factor.reshape(2, 8, 2, 1, 1, 1, 1)
-        if NVFP4:
+        if ROW_SCALES:
             words = scales_ptr + (at + row_tile) * 16 + tl.arange(0, 16)
             s = tl.load(words, mask=inside, other=0).to(tl.uint32, bitcast=True)
+        if ROW_SCALES and BITS == 8:
+            b = (s.reshape(16, 1) >> (16 * tl.arange(0, 2)[None, :])) & 0xFFFF  # (g G) h
+            factor = (b << 16).to(tl.float32, bitcast=True) * _FACTOR
+            w = w * factor.reshape(8, 2, 2).permute(2, 0, 1).reshape(2, 8, 2, 1, 1, 1, 1)
+        elif ROW_SCALES:
             b = (s.reshape(16, 1) >> (8 * tl.arange(0, 4)[None, :])) & 0xFF  # (g p) (G h)
             factor = ((b << 20) + _E5M3_BITS).to(tl.float32, bitcast=True).reshape(8, 2, 2, 2).permute(3, 0, 2, 1)
             w = w.reshape(2, 8, 2, 2, 16) * factor.reshape(2, 8, 2, 2, 1)  # h g G p
         w = w.reshape(16, 64)
-        if NVFP4:
+        if ROW_SCALES:
             last = scales_ptr + ((row_tile + 1) * (k_tiles + 1) - 1) * 16
             w = w * tl.load(last + row).to(tl.float32, bitcast=True)
         elif not GROUPS:

@@ -9,7 +9,8 @@ computes the batch before. ``SLICES`` warps share a row tile along K.
     8     CHANNEL   E4M3 in fragments (``kernels/layouts.py``), one float32 scale a row, applied in the epilogue
     8     GROUP     MXFP8 in fragments
     4     GROUP     MXFP4 in fragments
-    4     NVFP4     NVFP4 in fragments: scales in the weights, and one float32 scale a row, applied in the epilogue
+    8     ROW_SCALES  FP8 blocks: MXFP8 with bf16 factors, and one float32 scale a row, applied in the epilogue
+    4     ROW_SCALES  NVFP4 in fragments: scales in the weights, and one float32 scale a row, likewise
 
 Everything but the last, partial batches runs without masks. There, addresses stop at the slice's last tile and the
 tokens read as zero. (bf16 weights are masked too: they may hold an infinity, and that times zero is NaN.)
@@ -36,12 +37,13 @@ from microscale.kernels.small_batch_core_jit import (
     scale_layout,
     token_layout,
     weight_fragments,
+    word_pairs,
 )
 
 NONE: tl.constexpr = tl.constexpr(0)
 CHANNEL: tl.constexpr = tl.constexpr(1)
 GROUP: tl.constexpr = tl.constexpr(2)
-NVFP4: tl.constexpr = tl.constexpr(3)
+ROW_SCALES: tl.constexpr = tl.constexpr(3)
 
 
 @gluon.jit
@@ -67,10 +69,9 @@ def load_batch(walk, t, N: gl.constexpr, BITS: gl.constexpr, SCALES: gl.constexp
             at = (gl.minimum(t + u, w_end) if MASKED else t + u) * (32 * BITS)
             q0 = gl.load(w_ptrs + at, eviction_policy="evict_first")
             q1 = gl.load(w_ptrs + (at + 128), eviction_policy="evict_first") if BITS == 8 else q0
-            if SCALES == GROUP:
-                s = gl.load(s_ptrs + (gl.minimum(t + u, s_last) if MASKED else t + u) * 8)
-            elif SCALES == NVFP4:
-                s = gl.load(s_ptrs + (gl.minimum(t + u, s_last) if MASKED else t + u) * 16)
+            if SCALES >= GROUP:
+                s_at = (gl.minimum(t + u, s_last) if MASKED else t + u) * 8
+                s = gl.load(s_ptrs + (s_at * 2 if SCALES == ROW_SCALES and BITS == 4 else s_at))
             else:
                 s = q0
             batch = batch + ((q0, q1, s),)
@@ -153,7 +154,7 @@ def _step(
     elif SCALES == CHANNEL:
         return add_products(acc, weight_fragments(tile[0], tile[1], z, BITS, LA), b)
     else:
-        return add_tile(acc, tile[0], tile[1], b, tile[2], z, h, BITS, SCALES == NVFP4, mma)
+        return add_tile(acc, tile[0], tile[1], b, tile[2], z, h, BITS, SCALES == ROW_SCALES, mma)
 
 
 @gluon.jit
@@ -219,15 +220,15 @@ def _fragments(w_ptr, row_tile, rows, k_tiles, S: gl.constexpr, B: gl.constexpr,
 
 
 @gluon.jit
-def _scale_words(s_ptr, row_tile, rows, k_tiles, S: gl.constexpr, B: gl.constexpr, LS: gl.constexpr):
-    """Addresses of scale words [S, B, 1, 8 = g], and the slice's last tile."""
+def _scale_words(s_ptr, row_tile, rows, k_tiles, more, S: gl.constexpr, B: gl.constexpr, LS: gl.constexpr):
+    """Addresses of scale words [S, B, 1, 8 = g], and the slice's last tile. A row tile has ``more`` than its tiles."""
     L3: gl.constexpr = gl.SliceLayout(3, LS)
     s = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None, None]
     tile = row_tile + gl.arange(0, B, gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None, None]
     g = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LS))))[None, None, None, :]
     first = first_tile(s, k_tiles, S)
     last = gl.maximum(first_tile(s + 1, k_tiles, S) - first - 1, 0)
-    return s_ptr + ((gl.minimum(tile, rows // 16 - 1) * k_tiles + first) * 8 + g), last
+    return s_ptr + ((gl.minimum(tile, rows // 16 - 1) * (k_tiles + more) + first) * 8 + g), last
 
 
 @gluon.jit
@@ -263,8 +264,10 @@ def weights_of(
         w_at = w_end
         z = gl.zeros([S, B, 32, 4, 2], gl.int32, LP)
     if SCALES == GROUP:
-        s_ptrs, s_last = _scale_words(s_ptr, row_tile, rows, k_tiles, S, B, LS)
-    elif SCALES == NVFP4:
+        s_ptrs, s_last = _scale_words(s_ptr, row_tile, rows, k_tiles, 0, S, B, LS)
+    elif SCALES == ROW_SCALES and BITS == 8:
+        s_ptrs, s_last = _scale_words(word_pairs(s_ptr), row_tile, rows, k_tiles, 1, S, B, LS)
+    elif SCALES == ROW_SCALES:
         s_ptrs, s_last = _lane_scale_words(s_ptr, row_tile, rows, k_tiles, S, B, LP), w_end
     else:
         s_ptrs, s_last = w_ptrs, w_end

@@ -20,7 +20,7 @@ def weights_per_expert(spec: MoeSpec) -> int:
 def bytes_per_expert(spec: MoeSpec) -> int:
     """Bytes of one expert in the checkpoint's format, biases included."""
     rows, fmt = 2 * spec.intermediate + spec.hidden, block_format(spec.weight_format)
-    per_row = 2 * spec.bias + 4 * fmt.has_row_scales
+    per_row = 2 * spec.bias + fmt.row_bytes
     return weights_per_expert(spec) // fmt.block * fmt.bytes_per_block + rows * per_row
 
 

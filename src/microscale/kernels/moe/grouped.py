@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import NVFP4
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath, GemmTile, choose
 from microscale.kernels import binding, mxfp8_jit
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch, or_unread
-from microscale.kernels.layouts import Packed
+from microscale.kernels.layouts import ROW_SCALED, Packed
 from microscale.kernels.moe import grouped_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
@@ -111,7 +110,7 @@ def run(
     inputs = quantise(x) if block_scaled else Activation(x, None)
     h = Activation.empty(tokens * top_k, packed.intermediate, block_scaled, x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    constants = {"NVFP4": packed.gate_up.format is NVFP4, **gemm_constants(gpu, path, tile)}
+    constants = {"ROW_SCALES": packed.gate_up.format.name in ROW_SCALED, **gemm_constants(gpu, path, tile)}
     settings = GemmSettings(constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))
     _gate_up(packed, gate, inputs, work, h, settings)
     _down(packed, h, work, routing, parts, settings)

@@ -56,11 +56,11 @@ def _tokens(tile, first, PART_M: tl.constexpr):
 @triton.jit
 def _with_bias(
     acc, scales_ptr, bias_ptr, expert, row, rows, k,
-    HAS_BIAS: tl.constexpr, BITS: tl.constexpr, NVFP4: tl.constexpr, MX: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BITS: tl.constexpr, ROW_SCALES: tl.constexpr, MX: tl.constexpr,
 ):  # fmt: skip
     """The formats' constants and scales of rows, plus the expert's bias."""
     acc = unscale(acc, BITS, MX)
-    if NVFP4:
+    if ROW_SCALES:
         acc *= row_scales(scales_ptr, expert, row, rows, k)[:, None]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert.to(tl.int64) * rows + row, mask=row < rows, other=0.0)
@@ -75,7 +75,7 @@ def gate_up(
     hs_ptr,  # E4M3: scale bytes [pairs, 4 * ceil(units / 128)]
     tiles_ptr, offsets_ptr, order_ptr, rows, k, stride_x, stride_h,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    BITS: tl.constexpr, NVFP4: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BITS: tl.constexpr, ROW_SCALES: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
     QUADS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -85,14 +85,14 @@ def gate_up(
         return
     parts = accumulate(
         x_ptr, xs_ptr, stride_x, words_ptr, scales_ptr, expert, block_n, (order_ptr, start, count, TOP_K), rows, k,
-        _tokens, BITS, NVFP4, False, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
+        _tokens, BITS, ROW_SCALES, False, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     UNITS: tl.constexpr = BLOCK_N // 2
     unit = (block_n * UNITS + tl.arange(0, UNITS))[None, :]
     group = (block_n * (UNITS // 32) + tl.arange(0, UNITS // 32))[None, :]
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):
-        acc = _with_bias(parts[part], scales_ptr, bias_ptr, expert, row, rows, k, HAS_BIAS, BITS, NVFP4, MX)
+        acc = _with_bias(parts[part], scales_ptr, bias_ptr, expert, row, rows, k, HAS_BIAS, BITS, ROW_SCALES, MX)
         pairs = acc.reshape(BLOCK_N // 16, 2, 8, PART_M).permute(0, 2, 3, 1).reshape(UNITS, PART_M, 2)
         g, up = tl.split(pairs)
         h = gated(g, up, GATE, ALPHA, LIMIT).trans()  # [PART_M, UNITS]
@@ -115,7 +115,7 @@ def down(
     parts_ptr,  # bf16 [pairs, rows] in pair order
     weights_ptr,  # float32 [pairs]
     tiles_ptr, offsets_ptr, order_ptr, rows, k, stride_h,
-    HAS_BIAS: tl.constexpr, BITS: tl.constexpr, NVFP4: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BITS: tl.constexpr, ROW_SCALES: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
     QUADS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -125,11 +125,11 @@ def down(
         return
     parts = accumulate(
         h_ptr, hs_ptr, stride_h, words_ptr, scales_ptr, expert, block_n, (start, count), rows, k,
-        _places, BITS, NVFP4, False, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
+        _places, BITS, ROW_SCALES, False, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):
-        acc = _with_bias(parts[part], scales_ptr, bias_ptr, expert, row, rows, k, HAS_BIAS, BITS, NVFP4, MX)
+        acc = _with_bias(parts[part], scales_ptr, bias_ptr, expert, row, rows, k, HAS_BIAS, BITS, ROW_SCALES, MX)
         m = part * PART_M + tl.arange(0, PART_M)
         pair = tl.load(order_ptr + start + tl.minimum(m, count - 1))
         y = acc.trans() * tl.load(weights_ptr + pair)[:, None]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats import NVFP4
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
@@ -28,7 +27,7 @@ from microscale.hardware.tiles.experts import (
 )
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch, or_unread
-from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
+from microscale.kernels.layouts import ROW_SCALED, TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -63,7 +62,7 @@ def shape_of(weights: Packed) -> ExpertShape:
 
 def weight_constants(weights: Packed) -> dict[str, Any]:
     sizes = {"K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS}
-    return {**sizes, "BITS": weights.format.bits, "NVFP4": weights.format is NVFP4}
+    return {**sizes, "BITS": weights.format.bits, "ROW_SCALES": weights.format.name in ROW_SCALED}
 
 
 def tile_constants(tile: ExpertTile) -> dict[str, int]:

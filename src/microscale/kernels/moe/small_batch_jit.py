@@ -3,7 +3,7 @@
 Weights are the left operand of ``mma.sync`` m16n8k16 and up to 8 tokens the right one. A warp walks along K over one
 or more row tiles at once; each lane reads its own fragments from memory in 16-byte loads, a batch of ``AHEAD`` tiles
 while it computes the batch before, and applies the group scales in float32 after every 32 columns (NVFP4: to the
-weights, after which the float32 scales of rows apply to the sums). No shared memory,
+weights); the float32 scales of rows, where there are any, apply to the sums. No shared memory,
 except to add up slices of K where they are spread over warps; no atomics, so results are the same in every run.
 
 Three ways to name the work. *Direct*, for very few tokens: a program per (token, expert, rows) for gate and up, and for
@@ -36,14 +36,15 @@ from microscale.kernels.small_batch_core_jit import (
     sum_slices,
     token_layout,
     unscaled,
+    word_pairs,
 )
 
 
 @gluon.jit
-def _load_tile(w_ptrs, s_ptrs, t, w_ok, s_ok, BITS: gl.constexpr, NVFP4: gl.constexpr, MASKED: gl.constexpr):
+def _load_tile(w_ptrs, s_ptrs, t, w_ok, s_ok, BITS: gl.constexpr, ROW_SCALES: gl.constexpr, MASKED: gl.constexpr):
     """Weights of groups 0 and 1 (4-bit weights hold both in one load) and scale words of tile ``t`` of the walk."""
     w_ptrs += t * (32 * BITS)
-    s_ptrs += t * (16 if NVFP4 else 8)
+    s_ptrs += t * (16 if ROW_SCALES and BITS == 4 else 8)
     if MASKED:
         q0 = gl.load(w_ptrs, mask=w_ok, other=0, eviction_policy="evict_first")
         s = gl.load(s_ptrs, mask=s_ok, other=0)
@@ -57,13 +58,15 @@ def _load_tile(w_ptrs, s_ptrs, t, w_ok, s_ok, BITS: gl.constexpr, NVFP4: gl.cons
 
 @gluon.jit
 def _load_batch(
-    walk, t, N: gl.constexpr, KT: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, MASKED: gl.constexpr
+    walk, t, N: gl.constexpr, KT: gl.constexpr, BITS: gl.constexpr, ROW_SCALES: gl.constexpr, MASKED: gl.constexpr
 ):  # fmt: skip
     """Tiles t .. t + N of the walk, all in flight when this returns."""
     w_ptrs, s_ptrs, first_w, first_s = walk
     batch = ()
     for u in gl.static_range(N):
-        tile = _load_tile(w_ptrs, s_ptrs, t + u, first_w + (t + u) < KT, first_s + (t + u) < KT, BITS, NVFP4, MASKED)
+        tile = _load_tile(
+            w_ptrs, s_ptrs, t + u, first_w + (t + u) < KT, first_s + (t + u) < KT, BITS, ROW_SCALES, MASKED
+        )
         batch = batch + (tile,)
     if N > 0:
         issue_loads_here()
@@ -96,7 +99,7 @@ def walk(
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
     BITS: gl.constexpr,
-    NVFP4: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     SCALE_X: gl.constexpr,
     WAIT: gl.constexpr,
     TWO: gl.constexpr,  # batches on their way before the wait, not one
@@ -137,12 +140,15 @@ def walk(
     expert_w = gl.convert_layout(expert, gl.SliceLayout(1, gl.SliceLayout(2, LW3)))[:, None, None, None].to(gl.int64)
     expert_s = gl.convert_layout(expert, gl.SliceLayout(1, gl.SliceLayout(2, LS3)))[:, None, None, None].to(gl.int64)
     w_ptrs = w_ptr + expert_w * (ROW_TILES * KT * 32 * BITS) + ((tile_w * KT + first_w) * (32 * BITS) + lane * 4 + pair)
-    if NVFP4:
+    if ROW_SCALES and BITS == 4:
         first_s = first_w
         at_s = (tile_w * (KT + 1) + first_w) * 16 + lane_scales(lane)
         s_ptrs = s_ptr + expert_w * (ROW_TILES * (KT + 1) * 16) + at_s
     else:
-        s_ptrs = s_ptr + expert_s * (ROW_TILES * KT * 8) + ((tile_s * KT + first_s) * 8 + g)
+        KS: gl.constexpr = KT + ROW_SCALES
+        if ROW_SCALES:
+            s_ptr = word_pairs(s_ptr)
+        s_ptrs = s_ptr + expert_s * (ROW_TILES * KS * 8) + ((tile_s * KS + first_s) * 8 + g)
     z = gl.zeros([S, B, 32, 4, 2], gl.int32, LP)
     rows = gl.convert_layout(x_rows, gl.SliceLayout(0, gl.SliceLayout(2, LX)))[None, :, None]
     x_ptrs = x_ptr + (rows + slice_x // SLICES * x_row_step) * stride_x + column
@@ -156,65 +162,65 @@ def walk(
     LAST: gl.constexpr = (BATCHES - 2) // 2 * 2 if EARLY else (BATCHES - 1) // 2 * 2  # batches behind the turns
     tokens = (x_ptrs, column)
     walk = (w_ptrs, s_ptrs, first_w, first_s)
-    batch = _load_batch(walk, 0, AHEAD, KT, BITS, NVFP4, MASK_W)
+    batch = _load_batch(walk, 0, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
     if EARLY:
-        later = _load_batch(walk, AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
+        later = _load_batch(walk, AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
     if WAIT:
         gdc_wait()
     acc = gl.zeros([S, B * 16, 8], gl.float32, mma)
     for i in range(LAST // 2):
         n = i * 2 * AHEAD
         if not EARLY:
-            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
-        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
-        batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
-        acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
+            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
+        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
+        batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
+        acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
         if EARLY:
-            later = _load_batch(walk, n + 3 * AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
+            later = _load_batch(walk, n + 3 * AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
     # One to three batches are left, and the tail; each is computed when what follows is on its way.
     n: gl.constexpr = LAST * AHEAD
     if BATCHES - LAST > 1:
         if not EARLY:
-            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
-        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
+            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
+        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
         if BATCHES - LAST == 3:
-            batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, NVFP4, MASK_W)
-            acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
+            batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, ROW_SCALES, MASK_W)
+            acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
         else:
             batch = later
-    last = _load_batch(walk, BATCHES * AHEAD, TAIL, KT, BITS, NVFP4, MASK_W)
-    acc = _steps(acc, batch, z, h, tokens, (BATCHES - 1) * AHEAD, AHEAD, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
-    return _steps(acc, last, z, h, tokens, BATCHES * AHEAD, TAIL, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
+    last = _load_batch(walk, BATCHES * AHEAD, TAIL, KT, BITS, ROW_SCALES, MASK_W)
+    acc = _steps(acc, batch, z, h, tokens, (BATCHES - 1) * AHEAD, AHEAD, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
+    return _steps(acc, last, z, h, tokens, BATCHES * AHEAD, TAIL, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
 
 
 @gluon.jit
 def _steps(
     acc, tiles, z, h, tokens, t,
-    N: gl.constexpr, K: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, SCALE_X: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, BITS: gl.constexpr, ROW_SCALES: gl.constexpr, SCALE_X: gl.constexpr,
     MASK_X: gl.constexpr, LB: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """``acc`` plus the tiles t .. t + N of the walk."""
     x_ptrs, column = tokens
     for u in gl.static_range(N):
-        acc = _step(acc, tiles[u], z, h, x_ptrs, column, t + u, K, BITS, NVFP4, SCALE_X, MASK_X, LB, mma)
+        acc = _step(acc, tiles[u], z, h, x_ptrs, column, t + u, K, BITS, ROW_SCALES, SCALE_X, MASK_X, LB, mma)
     return acc
 
 
 @gluon.jit
 def _step(
     acc, words, z, h, x_ptrs, column, t,
-    K: gl.constexpr, BITS: gl.constexpr, NVFP4: gl.constexpr, SCALE_X: gl.constexpr,
+    K: gl.constexpr, BITS: gl.constexpr, ROW_SCALES: gl.constexpr, SCALE_X: gl.constexpr,
     MASK_X: gl.constexpr, LB: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """``acc`` plus one tile of 64 columns."""
     b00, b01 = _load_tokens(x_ptrs + t * 64, column + t * 64 < K, LB, SCALE_X, MASK_X)
     b10, b11 = _load_tokens(x_ptrs + (t * 64 + 32), column + (t * 64 + 32) < K, LB, SCALE_X, MASK_X)
-    return add_tile(acc, words[0], words[1], (b00, b01, b10, b11), words[2], z, h, BITS, NVFP4, mma)
+    return add_tile(acc, words[0], words[1], (b00, b01, b10, b11), words[2], z, h, BITS, ROW_SCALES, mma)
 
 
 @gluon.jit
 def _expert_row_scales(s_ptr, expert, row, K: gl.constexpr, ROW_TILES: gl.constexpr):
-    """NVFP4's float32 scales of an expert's packed rows; 0 past the end."""
+    """The float32 scales of an expert's packed rows; 0 past the end."""
     KT: gl.constexpr = (K + 63) // 64
     return row_scales(s_ptr + expert.to(gl.int64) * (ROW_TILES * (KT + 1) * 16), row, ROW_TILES * 16, KT)
 
@@ -234,7 +240,7 @@ def gate_up_small(
     ROW_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
     BITS: gl.constexpr,
-    NVFP4: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     DIRECT: gl.constexpr,
     EXPERT_WORDS: gl.constexpr,  # own list: words of 32 bits with a bit for each expert; else 0
     HAS_BIAS: gl.constexpr,
@@ -279,13 +285,13 @@ def gate_up_small(
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
         acc = walk(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
-            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, NVFP4, DIRECT or EXPERT_WORDS > 0, False, False, mma,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, ROW_SCALES, DIRECT or EXPERT_WORDS > 0, False, False, mma,
         )  # fmt: skip
         if EXPERT_WORDS:
             row_tile = opaque(row_tile)
-        r = sum_slices(acc, BITS, NVFP4)
+        r = sum_slices(acc, BITS, ROW_SCALES)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
-        if NVFP4:
+        if ROW_SCALES:
             row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
             r *= _expert_row_scales(s_ptr, expert, row, K, ROW_TILES)[:, None]
         if HAS_BIAS:
@@ -322,7 +328,7 @@ def down_small(
     ROW_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
     BITS: gl.constexpr,
-    NVFP4: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     EXPERT_WORDS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     B: gl.constexpr,
@@ -357,14 +363,14 @@ def down_small(
             place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
         acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
-            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, NVFP4, False, PDL, False, mma,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, ROW_SCALES, False, PDL, False, mma,
         )  # fmt: skip
         if EXPERT_WORDS:
             row_tile = opaque(row_tile)
-        r = sum_slices(acc, BITS, NVFP4)
+        r = sum_slices(acc, BITS, ROW_SCALES)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-        if NVFP4:
+        if ROW_SCALES:
             r *= _expert_row_scales(s_ptr, expert, row, K, ROW_TILES)[:, None]
         if HAS_BIAS:
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
@@ -396,7 +402,7 @@ def down_direct(
     TOP_K: gl.constexpr,
     EXPERTS: gl.constexpr,  # the power of two from TOP_K on
     BITS: gl.constexpr,
-    NVFP4: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     B: gl.constexpr,
     WARPS_N: gl.constexpr,
@@ -421,11 +427,11 @@ def down_direct(
     weight = gl.load(weights_ptr + pair)
     acc = walk(
         h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
-        K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, NVFP4, False, PDL, PDL, mma,
+        K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, ROW_SCALES, False, PDL, PDL, mma,
     )  # fmt: skip
-    acc = unscaled(acc, BITS, NVFP4)
+    acc = unscaled(acc, BITS, ROW_SCALES)
     L2: gl.constexpr = gl.SliceLayout(0, mma)
-    if NVFP4:
+    if ROW_SCALES:
         row3 = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(0, gl.SliceLayout(2, mma)))
         acc *= _expert_row_scales(s_ptr, expert[:, None], row3[None, :], K, ROW_TILES)[:, :, None]
     if HAS_BIAS:

@@ -62,6 +62,8 @@ def encoded(x: Tensor, fmt: str) -> BlockScaled:
     """``x`` in a block format. Of NVFP4, an eighth of the blocks are under any scale, 0 and subnormal ones among them,
     and each row under another float32 scale, so that one in the wrong place shows."""
     tensor = encode(x, block_format(fmt))
+    if tensor.format.scale_bytes == 4:  # as published
+        return replace(tensor, scales=tensor.scales.bfloat16().float())
     if tensor.row_scales is None:
         return tensor
     generator = torch.Generator().manual_seed(x.numel())

@@ -25,8 +25,7 @@ def bench_kernels(
         str | None,
         precision_option(
             "--format",
-            help="moe, dense: the weights' format, such as nvfp4; else a model's own. "
-            "formats: several, such as mxfp4,nvfp4.",
+            help="moe, dense: the weights' format; else a model's own. formats: several, such as mxfp4,nvfp4.",
         ),
     ] = None,
     tokens: Annotated[str | None, measurement_option(help="Token counts, such as 1,8,64.")] = None,

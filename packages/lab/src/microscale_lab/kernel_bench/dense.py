@@ -101,6 +101,11 @@ def random_weights(shape: DenseShape, weight_format: str, generator: torch.Gener
         return DenseWeights(ChannelScaled(random_bytes(0, 0x48, columns), scales), bias)
     fmt = FORMATS[weight_format]
     values = random_bytes(0, 256 if fmt.bits == 4 else 0x48, columns * fmt.bits // 8)
+    if fmt.scale_bytes == 4:
+        scales = torch.rand(rows, columns // 128, device=device, generator=generator).add(0.5).mul(2.0**-6).bfloat16()
+        scales = scales.float().repeat_interleave(128 // fmt.block, 1)
+        scales = F.pad(scales, (0, columns // fmt.block - scales.shape[1]), value=2.0**-6)
+        return DenseWeights(BlockScaled(values, scales.contiguous(), fmt), bias)
     if not fmt.has_row_scales:
         return DenseWeights(BlockScaled(values, random_bytes(117, 121, columns // fmt.block), fmt), bias)
     row_scales = (torch.rand(rows, device=device, generator=generator) + 0.5) * 2.0**-16
@@ -109,8 +114,10 @@ def random_weights(shape: DenseShape, weight_format: str, generator: torch.Gener
 
 
 def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
-    """To bf16, on the way to an output: its own, and that of weights unpacked with the scales of their rows."""
-    return 2 if weight_format in ("fp8", "nvfp4") and unpack.pays(tokens, gpu) else 1
+    """To bf16, on the way to an output: its own, and that of weights unpacked with the scales of their rows, of FP8
+    blocks in a GEMM also."""
+    in_gemm = weight_format == "fp8_block" and tokens > small_batch.MAX_TOKENS
+    return 2 if in_gemm or (weight_format in ("fp8", "nvfp4") and unpack.pays(tokens, gpu)) else 1
 
 
 def _measure(

@@ -16,7 +16,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu
-from microscale.kernels.moe.bf16_activations import TritonNvfp4A16, TritonW4A16, TritonW8A16
+from microscale.kernels.moe.bf16_activations import TritonFp8BlockA16, TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
 from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import PackedExperts
@@ -67,6 +67,7 @@ _IMPLEMENTATIONS: dict[tuple[str, Activations], TritonW4A16 | BlockScaledMoe] = 
     ("mxfp4", Activations.BF16): TritonW4A16(),
     ("mxfp8", Activations.BF16): TritonW8A16(),
     ("nvfp4", Activations.BF16): TritonNvfp4A16(),
+    ("fp8_block", Activations.BF16): TritonFp8BlockA16(),
     ("mxfp4", Activations.MXFP8): TritonW4A8(),
     ("mxfp8", Activations.MXFP8): TritonW8A8(),
 }
@@ -85,6 +86,9 @@ def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generat
         )
 
     codes = random_bytes(0, high, k * fmt.bits // 8)
+    if fmt.scale_bytes == 4:
+        groups = torch.rand(experts, rows, k // fmt.block, device=generator.device, generator=generator)
+        return BlockScaled(codes, (groups + 0.5).mul(2.0**-8).bfloat16().float(), fmt)
     if not fmt.has_row_scales:
         return BlockScaled(codes, random_bytes(117, 121, k // fmt.block), fmt)
     # E4M3 from 32 to 416, under float32 scales that differ from row to row.

@@ -158,7 +158,7 @@ def shorten(selected: Selection) -> Selection:
 
 
 LEAST_PROGRAMS = 8
-FORM = ("BITS", "SCALES", "MX", "FP8", "DIRECT", "EXPERT_WORDS", "CHANNELS", "GROUPS", "CAPPED")
+FORM = ("BITS", "SCALES", "ROW_SCALES", "NVFP4", "MX", "FP8", "DIRECT", "EXPERT_WORDS", "CHANNELS", "GROUPS", "CAPPED")
 """Constants that make another kernel of a function: of the weights, the activations and the cache."""
 
 

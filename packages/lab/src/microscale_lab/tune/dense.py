@@ -21,7 +21,6 @@ from microscale_lab.tune import candidates
 from microscale_lab.tune.job import TileSearch, TuningProblem
 
 COLUMNS = 2880
-BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4, DenseFormat.NVFP4: 4}
 # Of ``MANY`` as many as an lm_head has; of the others some of their range, for each SM. With 28 two blocks of 16 tokens
 # are more than a wave, so that 32 tokens are one block.
 MANY_ROWS = 201088
@@ -65,9 +64,9 @@ class DenseLayers:
     def of(cls, weight_format: str, rows: int, columns: int, tokens: int, device: str) -> DenseLayers:
         generator = torch.Generator(device).manual_seed(rows)
         shape = DenseShape("tune", rows, columns)
-        count = max(1, -(-ROTATED_BYTES // (rows * columns * BITS[DenseFormat(weight_format)] // 8)))
         first = random_weights(shape, weight_format, generator)
         packed = [_packed(first)]
+        count = max(1, -(-ROTATED_BYTES // packed[0].nbytes))
         packed += [_packed(random_weights(shape, weight_format, generator)) for _ in range(count - 1)]
         x = torch.randn(tokens, columns, device=device, generator=generator, dtype=torch.bfloat16)
         head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
