@@ -36,3 +36,30 @@ def doubled_after_wait(x_ptr, y_ptr, EARLY: tl.constexpr, WAITS: tl.constexpr, B
     if WAITS:
         gdc_wait()
     tl.store(y_ptr + at, 2 * tl.load(x_ptr + at))
+
+
+@triton.jit
+def summed_by_the_last(
+    x_ptr, parts_ptr, counter_ptr, y_ptr, SEM: tl.constexpr, SCOPE: tl.constexpr, BARRIER: tl.constexpr
+):
+    """Every program copies 64 numbers; the one that counts last adds up the copies."""
+    at = tl.arange(0, 64)
+    mine = tl.program_id(0) * 64 + at
+    tl.store(parts_ptr + mine, tl.load(x_ptr + mine))
+    if BARRIER:
+        tl.debug_barrier()
+    if tl.atomic_add(counter_ptr, 1, sem=SEM, scope=SCOPE) == tl.num_programs(0) - 1:
+        tl.store(counter_ptr, 0)
+        total = tl.zeros([64], tl.float32)
+        for part in range(tl.num_programs(0)):
+            total += tl.load(parts_ptr + part * 64 + at)
+        tl.store(y_ptr + at, total)
+
+
+@triton.jit
+def row_of_another_thread(x_ptr, kept_ptr, y_ptr, BARRIER: tl.constexpr):
+    at = tl.arange(0, 128)
+    tl.store(kept_ptr + at, tl.load(x_ptr + at))
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(y_ptr + at, tl.load(kept_ptr + 127 - at))

@@ -288,7 +288,7 @@ def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert ran.exit_code == 0, ran.output
     assert "executed in 4 cases on cpu: all as the reference says." in ran.output
     assert re.search(r"compiling: 0 of \d+\n(.*\n)*executing: 4 of 4\n", ran.output), "progress, where no terminal is"
-    with pytest.raises(BadSetting, match="--device and --quick need --run"):
+    with pytest.raises(BadSetting, match="--device needs --run"):
         CliRunner().invoke(app, ["prove", "--quick"], catch_exceptions=False)
     with pytest.raises(BadSetting, match="--markdown does not work with --run"):
         CliRunner().invoke(app, ["prove", "--run", "--markdown", str(tmp_path / "page.md")], catch_exceptions=False)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ptxproof.compiler import Facts, cache_key, compile_to_ptx
+from ptxproof.compiler import Facts, cache_key, compile_to_ir, compile_to_ptx
 from ptxproof.launch import TritonKernel
 
 
@@ -77,4 +77,19 @@ class PtxCache:
         if kept is None:
             kept = compile_to_ptx(kernel, sm)
             self._files.store(cache_key(kernel, sm), {"ptx": kept[0], "shared": kept[1]})
+        return kept
+
+
+class IrCache:
+    """A folder of what ``compile_to_ir`` gives."""
+
+    def __init__(self, cache_dir: Path | None) -> None:
+        self._files = _Folder(None if cache_dir is None else cache_dir / "ir")
+
+    def compiled(self, kernel: TritonKernel, sm: int) -> str:
+        key = cache_key(kernel, sm)
+        kept = self._files.load(key)
+        if not isinstance(kept, str):
+            kept = compile_to_ir(kernel, sm)
+            self._files.store(key, kept)
         return kept

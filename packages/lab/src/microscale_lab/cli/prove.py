@@ -33,7 +33,8 @@ def prove(
     quick: Annotated[
         bool,
         measurement_option(
-            "--quick", help="With --run: only a few cases, which take every path and launch every function."
+            "--quick",
+            help="With --run or --mutate: only a few cases, which take every path and launch every function.",
         ),
     ] = False,
     mutate: Annotated[
@@ -58,16 +59,18 @@ def prove(
 
     env = settings.load()
     if mutate is not None:
-        if run or device is not None or quick or markdown is not None or as_json:
-            raise BadSetting("--mutate works with --gpu, --op, --jobs, --sample and --seed only.")
+        if run or device is not None or markdown is not None or as_json:
+            raise BadSetting("--mutate works with --gpu, --op, --quick, --jobs, --sample and --seed only.")
         size = 100 if sample is None else sample
         raise typer.Exit(
-            run_mutants(mutate, gpu=gpu, op=op, sample=size, seed=seed or 0, jobs=jobs, cache_dir=env.cache_dir)
+            run_mutants(
+                mutate, gpu=gpu, op=op, sample=size, seed=seed or 0, quick=quick, jobs=jobs, cache_dir=env.cache_dir
+            )
         )
     if sample is not None or seed is not None:
         raise BadSetting("--sample and --seed need --mutate.")
     if not run and (device is not None or quick):
-        raise BadSetting("--device and --quick need --run.")
+        raise BadSetting("--device needs --run, --quick needs --run or --mutate.")
     if run and markdown is not None:
         raise BadSetting("--markdown does not work with --run.")
     if run:

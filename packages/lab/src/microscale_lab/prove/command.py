@@ -123,11 +123,13 @@ def run_mutants(
     op: str | None = None,
     sample: int,
     seed: int,
+    quick: bool = False,
     jobs: int | None = None,
     cache_dir: Path | None = None,
     console: Console | None = None,
 ) -> int:
-    """Try a sample of the mutants of a card's kernels, and print which of them the cases notice."""
+    """Try a sample of the mutants of a card's kernels, and print which of them the cases notice. ``quick``: those of
+    ``--quick`` alone; a later run tries the others on what they left alive."""
     _check(op, jobs)
     if gpu == "all":
         raise BadSetting("--mutate takes one card: give --gpu gb10, for example.")
@@ -135,8 +137,8 @@ def run_mutants(
         raise BadSetting(f"--sample {sample}: at least one mutant is needed.")
     with _bar() as show:
         found = measure(
-            known(gpu), [op] if op else [], results, sample=sample, seed=seed, jobs=jobs or usable_cores(),
-            cache_dir=cache_dir, progress=show,
+            known(gpu), [op] if op else [], results, sample=sample, seed=seed, quick=quick,
+            jobs=jobs or usable_cores(), cache_dir=cache_dir, progress=show,
         )  # fmt: skip
     if not found:
         raise Unsupported(f"There is no kernel of {op or 'any op'} to change on GPU {gpu}.")

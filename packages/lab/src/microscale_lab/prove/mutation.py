@@ -1,8 +1,10 @@
 """How good the case tables are: kernels with one small fault each (``ptxproof.mutate``), and which cases notice.
 
-A mutant is tried on the cases of one card that start a kernel with its function, those of ``--quick`` first, until one
-fails. A case whose PTX is unchanged is not executed. Every result is a line of a JSON file at once, so a run goes on
-where it was interrupted, and a larger sample contains the smaller one of the same seed.
+A mutant is tried on the cases of one card that start a kernel with its function, those of ``--quick`` first and small
+kernels before large ones, until one fails. A kernel is compiled once for a mutant, and only if Triton's first
+intermediate code is not what it was; a case whose PTX is unchanged is not executed. Every result is a line of a JSON
+file at once, so a run goes on where it was interrupted, and a larger sample contains the smaller one of the same seed.
+What a run with ``quick`` leaves alive, one without it tries on the other cases.
 """
 
 from __future__ import annotations
@@ -14,32 +16,36 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
 from microscale.hardware import Gpu
 from microscale.kernels.compiling.pool import Died, run_forked
+from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import interpreted, proof_kernel
 from microscale_lab.prove.execute import Outcome, run_case
 from microscale_lab.prove.selection import CPU, CaseOnCard, Progress, cases_of, select, shorten, unit_size
 from ptxproof import TritonKernel, compile_to_ptx
-from ptxproof.cache import PtxCache
-from ptxproof.compiler import cache_key, reason
+from ptxproof.cache import IrCache, PtxCache
+from ptxproof.compiler import cache_key, compile_to_ir, reason
 from ptxproof.interpreter.launched import Compile
 from ptxproof.mutate import OPERATORS, Mutant, apply, callees, mutants, without_lines
 
+T = TypeVar("T")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "invalid"
 UNREACHED = "unreached"
 """No kernel of any case contains the statement: a survivor whose reason is known."""
 CASE_LIMIT_S = 100.0
 """CPU time of one case; the slowest takes a fifth of it. A mutant that needs more does not end."""
-MUTANT_LIMIT_S = 400.0
+MUTANT_LIMIT_S = 300.0
 """CPU time after which no further case of a mutant begins."""
+QUICK_LIMIT_S = 40.0
+"""The same with ``quick``: what is alive by then is tried by a run without it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ class MutantResult:
     """Cases that were executed."""
     of: int = 0
     """Cases that start a kernel with the function."""
+    whole: bool = True
+    """Whether cases that are not ``--quick``'s would have been tried too."""
+
+    @property
+    def open(self) -> bool:
+        """Other cases may notice yet."""
+        return not self.whole and self.outcome in (SURVIVED, EQUIVALENT, UNREACHED)
 
 
 @dataclass(frozen=True)
@@ -72,26 +85,29 @@ class _Target:
     fn: Any
     gpu: Gpu
     units: tuple[tuple[CaseOnCard, bool], ...]
-    """Each with whether ``--quick`` has it, those first and small ones before large ones."""
+    """Each with whether ``--quick`` has it, those first."""
 
 
 def measure(
-    gpu: Gpu, ops: Sequence[str], results: Path, *, sample: int, seed: int, jobs: int, cache_dir: Path | None,
-    progress: Progress,
+    gpu: Gpu, ops: Sequence[str], results: Path, *, sample: int, seed: int, quick: bool, jobs: int,
+    cache_dir: Path | None, progress: Progress,
 ) -> list[MutantResult]:  # fmt: skip
     """Try a sample of the mutants of all kernels that ``gpu`` starts, except those in the file of results. Gives what
     the file then says about the sample."""
-    targets = _targets(gpu, ops, progress)
+    targets = _targets(gpu, ops, PtxCache(cache_dir), progress)
     chosen = _sample([(mutant, target) for target in targets for mutant in mutants(target.fn)], sample, seed)
     known = {each.key: each for each in _read(results) if each.card == gpu.name}
-    missing = [(mutant, target) for mutant, target in chosen if mutant.key not in known]
-    work = [partial(_try, mutant, target, PtxCache(cache_dir)) for mutant, target in missing]
+    missing = [each for each in chosen if (done := known.get(each[0].key)) is None or (done.open and not quick)]
+    sound: set[str] = set()
+    work = [partial(_try, *each, Tools(PtxCache(cache_dir), IrCache(cache_dir), sound), quick) for each in missing]
     progress("mutants", len(chosen) - len(missing), len(chosen))
     for done, (index, answer) in enumerate(run_forked(work, num_workers=jobs), start=len(chosen) - len(missing) + 1):
         mutant = missing[index][0]
         told = {"outcome": INVALID, "why": f"its process {answer.how}"} if isinstance(answer, Died) else answer
         parts = mutant.function, mutant.line, mutant.operator, mutant.before, mutant.after
-        result = MutantResult(mutant.key, gpu.name, *parts, **told)
+        result = MutantResult(mutant.key, gpu.name, *parts, **told, whole=not quick)
+        if result.case is not None:
+            sound.add(result.case)
         known[mutant.key] = result
         with results.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
@@ -105,12 +121,17 @@ def _read(results: Path) -> Iterator[MutantResult]:
             yield MutantResult(**json.loads(line))
 
 
-def _targets(gpu: Gpu, ops: Sequence[str], progress: Progress) -> list[_Target]:
+def _targets(gpu: Gpu, ops: Sequence[str], kept: PtxCache, progress: Progress) -> list[_Target]:
     """Our functions that a case starts or calls, by name; with ``ops`` those in their folders."""
     folders = tuple(f"microscale.kernels.{op}." for op in ops) or ("microscale.",)
     selected = select([gpu], cases_of(ops), CPU, progress)
     quick = {id(unit) for unit in shorten(selected).units}
-    by_size = sorted(selected.units, key=lambda unit: (id(unit) not in quick, unit_size(unit)))
+    lengths = {kernel: _length(kernel, gpu, kept) for kernel in {k for unit in selected.units for k in unit.kernels}}
+
+    def cost(unit: CaseOnCard) -> tuple[bool, int, Any]:
+        return id(unit) not in quick, sum(lengths[kernel] for kernel in unit.kernels), unit_size(unit)
+
+    by_size = sorted(selected.units, key=cost)
     using: dict[Any, list[tuple[CaseOnCard, bool]]] = defaultdict(list)
     for unit in by_size:
         for fn in set().union(*(_reached(kernel.fn) for kernel in unit.kernels)):
@@ -118,6 +139,15 @@ def _targets(gpu: Gpu, ops: Sequence[str], progress: Progress) -> list[_Target]:
                 using[fn].append((unit, id(unit) in quick))
     found = [_Target(fn, gpu, tuple(units)) for fn, units in using.items()]
     return sorted(found, key=lambda target: (target.fn.__module__, target.fn.__name__))
+
+
+LONG = 100_000
+
+
+def _length(kernel: Kernel, gpu: Gpu, kept: PtxCache) -> int:
+    """Of its PTX: it says how long compiling takes. Where it is not known, a long one."""
+    made = kept.load(proof_kernel(kernel), gpu.sm)
+    return LONG if made is None else len(made[0])
 
 
 _reached = cache(callees)
@@ -132,56 +162,93 @@ def _sample(found: Sequence[tuple[Mutant, _Target]], size: int, seed: int) -> li
     return [each for each in chain.from_iterable(zip_longest(*columns)) if each is not None][:size]
 
 
-def _try(mutant: Mutant, target: _Target, kept: PtxCache, log: IO[bytes]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Tools:
+    """What attempts share."""
+
+    ptx: PtxCache
+    ir: IrCache
+    sound: set[str]
+    """Cases that pass without a fault. Attempts are forked one by one, so each has what those before it showed."""
+
+
+@dataclass
+class _Changed:
+    """A card's kernels with the mutant, each compiled once."""
+
+    mutant: Mutant
+    target: _Target
+    tools: Tools
+    found: dict[str, tuple[str, int] | None] = field(default_factory=dict)
+    """``None``: as without the mutant."""
+    kernels: list[TritonKernel] = field(default_factory=list)
+
+    def meets(self, kernel: TritonKernel) -> bool:
+        """Whether the kernel is another one with the mutant. Raises what the compiler raises."""
+        sm = self.target.gpu.sm
+        key = cache_key(kernel, sm)
+        if key not in self.found:
+            self.kernels.append(kernel)
+            before = self.tools.ir.compiled(kernel, sm)
+            self.found[key] = None
+            if self._with(self.mutant.source, partial(compile_to_ir, kernel, sm)) != before:
+                made = self._with(self.mutant.source, partial(compile_to_ptx, kernel, sm))
+                if without_lines(made[0]) != without_lines(self.tools.ptx.compiled(kernel, sm)[0]):
+                    self.found[key] = made
+        return self.found[key] is not None
+
+    def compiled(self, kernel: TritonKernel, sm: int) -> tuple[str, int]:
+        return self.found.get(cache_key(kernel, sm)) or self.tools.ptx.compiled(kernel, sm)
+
+    def reached(self) -> bool:
+        """Whether the compiler comes by the statement in any kernel."""
+        for kernel in self.kernels:
+            try:
+                self._with(self.mutant.probe, partial(compile_to_ir, kernel, self.target.gpu.sm))
+            except Exception:  # whatever the compiler raises for a name that is not defined
+                return True
+        return False
+
+    def _with(self, source: str, compile_it: Callable[[], T]) -> T:
+        original = self.target.fn.src
+        apply(self.target.fn, source)
+        try:
+            return compile_it()
+        finally:
+            apply(self.target.fn, original)
+
+
+def _try(mutant: Mutant, target: _Target, tools: Tools, quick: bool, log: IO[bytes]) -> dict[str, Any]:
     """In a process of its own: ``fn`` stays as it is only between compilations."""
     torch.set_num_threads(1)
-    fn, sm, original = target.fn, target.gpu.sm, target.fn.src
-    changed: dict[str, tuple[str, int] | None] = {}
-
-    def compiled(kernel: TritonKernel, source: str) -> tuple[str, int]:
-        apply(fn, source)
-        try:
-            return compile_to_ptx(kernel, sm)
-        finally:
-            apply(fn, original)
-
-    def executed(kernel: TritonKernel, sm: int) -> tuple[str, int]:
-        return changed.get(cache_key(kernel, sm)) or kept.compiled(kernel, sm)
-
-    kernels: dict[str, TritonKernel] = {}
+    changed = _Changed(mutant, target, tools)
     ran, unknown = 0, ""  # cases; why others do not count
-    for unit, quick in target.units:
-        if time.process_time() > MUTANT_LIMIT_S:
-            unknown = f"no further case was tried after {MUTANT_LIMIT_S:g} s"
+    units = [each for each in target.units if each[1] or not quick]
+    limit = QUICK_LIMIT_S if quick else MUTANT_LIMIT_S
+    for unit, is_quick in units:
+        if time.process_time() > limit:
+            unknown = f"no further case was tried after {limit:g} s"
             break
-        uses = {cache_key(k, sm): k for k in map(proof_kernel, unit.kernels) if fn in _reached(k.fn)}
-        kernels |= uses
-        for key, kernel in uses.items():
-            if key not in changed:
-                try:
-                    made = compiled(kernel, mutant.source)
-                except Exception as error:  # whatever the compiler raises: the mutant is no program
-                    return {"outcome": INVALID, "why": reason(error, ""), "of": len(target.units)}
-                same = without_lines(made[0]) == without_lines(kept.compiled(kernel, sm)[0])
-                changed[key] = None if same else made
-        if all(changed[key] is None for key in uses):
+        try:
+            meets = [changed.meets(k) for k in map(proof_kernel, unit.kernels) if target.fn in _reached(k.fn)]
+        except Exception as error:  # whatever the compiler raises: the mutant is no program
+            return {"outcome": INVALID, "why": reason(error, ""), "of": len(target.units)}
+        if not any(meets):
             continue
-        outcome = _execute(unit, executed)
+        outcome = _execute(unit, changed.compiled)
         unknown = outcome.left_out or unknown
         ran += outcome.left_out is None
-        if outcome.fault is not None and _execute(unit, kept.compiled).fault is None:
-            named = f"{unit.case.op}, {unit.case.variant(unit.gpu)}: {unit.case.name}"
-            counts = {"case": named, "quick": quick, "ran": ran, "of": len(target.units)}
+        named = f"{unit.case.op}, {unit.case.variant(unit.gpu)}: {unit.case.name}"
+        if outcome.fault and (named in tools.sound or _execute(unit, tools.ptx.compiled).fault is None):
+            counts = {"case": named, "quick": is_quick, "ran": ran, "of": len(target.units)}
             return {"outcome": KILLED, "why": outcome.fault, **counts}
     counts = {"ran": ran, "of": len(target.units)}
     if ran or unknown:
         return {"outcome": SURVIVED if ran else INVALID, "why": unknown, **counts}
-    for kernel in kernels.values():
-        try:
-            compiled(kernel, mutant.probe)
-        except Exception:
-            return {"outcome": EQUIVALENT, "why": f"the same PTX in all {len(kernels)} kernels", **counts}
-    return {"outcome": UNREACHED, "why": f"none of {len(kernels)} kernels contains it", **counts}
+    what = f"of {len(changed.kernels)} kernels"
+    if changed.reached():
+        return {"outcome": EQUIVALENT, "why": f"the same code in all {what}", **counts}
+    return {"outcome": UNREACHED, "why": f"none {what} contains it", **counts}
 
 
 def _execute(unit: CaseOnCard, to_ptx: Compile) -> Outcome:

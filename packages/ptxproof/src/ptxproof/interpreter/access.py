@@ -136,6 +136,11 @@ def build_atomic(ops: Operands, instruction: PtxInstruction) -> Step:
         raise unknown(instruction)
     target, *rest = instruction.operands if parts[0] == "atom" else ("_", *instruction.operands)
     bits, dtype = bits_of(kind), number_type(kind)
+    wide = "gpu" in parts or "sys" in parts  # ``cta``: it orders nothing for other blocks
+    order = {
+        "releases": wide and ("acq_rel" in parts or "release" in parts),
+        "acquires": wide and ("acq_rel" in parts or "acquire" in parts),
+    }
     write = ops.write(target)
     address = ops.address(rest[0], 32 if space == "shared" else 64)
     sources: list[Read] = [ops.typed(source, kind) for source in rest[1:]]
@@ -150,6 +155,7 @@ def build_atomic(ops: Operands, instruction: PtxInstruction) -> Step:
             memory = lanes.shared.bytes.view(dtype)
         else:
             places = lanes.memory.accessed(lanes, addresses, bits // 8, 1, selected, writes=True)
+            lanes.memory.visible.atomic(lanes, places * (bits // 8), bits // 8, selected, **order)
             memory = lanes.memory.bytes.view(dtype)
         before = np.zeros(len(selected), dtype)
         for at, place in enumerate(places):

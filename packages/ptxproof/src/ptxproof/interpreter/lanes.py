@@ -34,7 +34,7 @@ class Lanes(Threads):
         shared_bytes: int,
         grain: int,
     ) -> None:
-        super().__init__(len(blocks), program.threads)
+        super().__init__(len(blocks), program.threads, int(blocks[0]))
         self.program = program
         self.params = params
         self._grid = grid
@@ -139,6 +139,10 @@ class Lanes(Threads):
         if name == "%warpid":
             return self.thread // np.uint32(WARP)
         raise NotInterpreted(f"{self.where}: the special register {name} is not known.")
+
+    def meet(self, active: Mask) -> None:
+        super().meet(active)
+        self.memory.visible.barrier(self, active)
 
     def wide(self, value: Array) -> Array:
         """One number for each lane."""

@@ -8,6 +8,7 @@ from ptxproof.errors import InterpretError, Race
 from ptxproof.interpreter.dependent import Order
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.threads import Threads
+from ptxproof.interpreter.visible import Visibility
 
 BASE = 0x100000000000
 """The address below all tensors."""
@@ -33,6 +34,7 @@ class GlobalMemory:
         self.bytes = np.empty(0, np.uint8)
         self._places = self._firsts = self._ends = np.empty(0, np.int64)
         self.order: Order | None = None
+        self.visible = Visibility(0, 1, 0, 1)
 
     def add(self, content: Array, first: int = 0, end: int | None = None) -> int:
         """The address of byte ``first`` of these bytes; only those from there up to ``end`` are the tensor's. They are
@@ -45,7 +47,9 @@ class GlobalMemory:
         self._tensors.append((self._starts[key], first, content.size if end is None else end))
         return BASE + (len(self._tensors) << SPAN_BITS) + _MIDDLE + first
 
-    def fill(self) -> None:
+    def fill(self, grain: int = 1, num_blocks: int = 1, per_block: int = 32) -> None:
+        """``grain``: stores are of that many bytes or more."""
+        self.visible = Visibility(self._size, grain, num_blocks, per_block)
         self.bytes = np.full(self._size, GARBAGE, np.uint8)
         for start, content in zip(self._starts.values(), self._contents, strict=True):
             self.bytes[start : start + content.size] = content
@@ -94,12 +98,15 @@ class GlobalMemory:
 
     def load(self, threads: Threads, addresses: Array, width: int, count: int, selected: Array) -> Array:
         places = self.accessed(threads, addresses, width, count, selected, writes=False)
+        self.visible.load(threads, places * (width * count), width * count, selected)
         loaded: Array = self.rows(width, count)[places]
         return loaded
 
     def store(self, threads: Threads, addresses: Array, width: int, rows: Array, selected: Array) -> None:
         places = self.accessed(threads, addresses, width, rows.shape[1], selected, writes=True)
         stored = self.rows(width, rows.shape[1])
+        size = width * rows.shape[1]
+        self.visible.store(threads, places * size, size, selected, (stored[places] != rows).any(1))
         stored[places] = rows
         refuse_different(threads, stored[places], rows, selected, "global")
 

@@ -6,8 +6,9 @@ as they can. At a barrier a block waits until all its threads that have not ende
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain as joined
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,16 @@ class InterpretedKernel:
         ]
         widths = [store_bytes(opcode) for opcode in stores if not opcode.startswith("stmatrix")]
         self._grain = min([4, *widths])
+        self._global_grain = min([4, *self._global_widths()])
         self._built: dict[tuple[int, ...], list[_Block]] = {}
         """The steps, by the addresses of the program's constants: a kernel is started more than once."""
+
+    def _global_widths(self) -> Iterator[int]:
+        """Bytes that stores and atomics change at once."""
+        for placed in joined.from_iterable(self.program.blocks):
+            opcode = placed.instruction.opcode
+            if opcode.startswith(("st", "atom", "red.")) and space_of(opcode) in ("global", GENERIC):
+                yield store_bytes(opcode)
 
     def run(
         self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory, chain: Chain | None = None,
@@ -69,7 +78,9 @@ class InterpretedKernel:
         constants = {
             name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
         }
-        memory.fill()
+        x, y, z = (*grid, 1, 1)[:3]
+        total = x * y * z
+        memory.fill(self._global_grain, total, self.program.threads)
         if chain is not None:
             memory.order = chain.begin(memory.storages(), memory.bytes.size, dependent=dependent)
         key = tuple(constants.values())
@@ -79,8 +90,6 @@ class InterpretedKernel:
         blocks = self._built[key]
         names = [name for name, _ in self.program.params]
         params = dict.fromkeys(names, 0) | dict(zip(names, arguments, strict=False))
-        x, y, z = (*grid, 1, 1)[:3]
-        total = x * y * z
         at_once = max(1, LANES_AT_ONCE // self.program.threads)
         with np.errstate(all="ignore"):
             for first in range(0, total, at_once):

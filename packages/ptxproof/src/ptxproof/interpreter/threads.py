@@ -10,8 +10,10 @@ from ptxproof.interpreter.numbers import Array
 class Threads:
     """A lane is one thread. Lanes of one block are next to each other."""
 
-    def __init__(self, num_blocks: int, per_block: int) -> None:
+    def __init__(self, num_blocks: int, per_block: int, first_block: int = 0) -> None:
         self.num_blocks = num_blocks
+        self.first_block = first_block
+        """Its number in the launch."""
         self.per_block = per_block
         self.num = per_block * num_blocks
         self.thread = np.tile(np.arange(per_block, dtype=np.uint32), num_blocks)  # by lane: its number in the block
@@ -28,4 +30,4 @@ class Threads:
         self.waited |= everyone & some[self.block]
 
     def name(self, lane: int) -> str:
-        return f"thread {int(self.thread[lane])} of block {int(self.block[lane])}"
+        return f"thread {int(self.thread[lane])} of block {self.first_block + int(self.block[lane])}"

@@ -137,7 +137,11 @@ def _turned(words: Array, transposed: bool) -> Array:
 
 
 def build_warp_barrier(ops: Operands, instruction: PtxInstruction) -> Step:
-    return lambda lanes, active: lanes.shared.warp_barrier(active)
+    def step(lanes: Lanes, active: Mask) -> None:
+        lanes.shared.warp_barrier(active)
+        lanes.memory.visible.warp_barrier(lanes, active)
+
+    return step
 
 
 def build_election(ops: Operands, instruction: PtxInstruction) -> Step:
