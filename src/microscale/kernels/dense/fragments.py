@@ -1,5 +1,6 @@
 """Weights in fragments times bf16 activations, on any GPU from SM80 on: ``triton_fp8``, ``triton_mxfp8``,
 ``triton_mxfp4``, ``triton_nvfp4``, ``triton_fp8_block``.
+
 Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more take a
 GEMM that decodes weights on their way into the matrix unit; from 65 (SM90) or 256 on one layer's weights are unpacked
 to bf16 and cuBLAS does the rest. All read one packed layout.
