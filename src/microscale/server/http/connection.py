@@ -38,7 +38,7 @@ MAX_DISCARDED = 16 * 2**20
 DISCARD_S = 2.0
 """How much, and for how long, is read and discarded after a request was refused for its head."""
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-PROBE_S = 0.5
+PROBE_S = 0.25
 """How often a client that has ended its side gets an interim reply, which clients ignore. One that has left resets the
 connection, and the next write then fails."""
 
@@ -160,20 +160,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A client that ends its side still gets its answers."""
         self._has_ended = self._is_answering
-        self._probe(is_first=True)
+        if self._has_ended:
+            self.loop.call_later(PROBE_S, self._probe)
         return self._has_ended or None  # None: the connection is closed
 
-    def _probe(self, is_first: bool = False) -> None:
+    def _probe(self) -> None:
         """Write to a client that has ended its side, which shows whether it is gone."""
         if not self._unanswered or self.transport.is_closing():
             return
         cycle = self._unanswered[0]
         if cycle.response_started:
             pass  # what follows of the answer shows it
-        elif cycle.scope["http_version"] != "1.0":
+        elif cycle.scope["http_version"] == "1.0":
+            self.transport.abort()  # it has no interim replies
+        else:
             self.transport.write(INTERIM)
-        elif not is_first:
-            self.transport.abort()  # HTTP/1.0 has no interim replies
         self.loop.call_later(PROBE_S, self._probe)
 
     # ---- heads ----
