@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from support.browser import SCREENS
 from support.live_server import SEEDS as PLAIN
 from support.web_page import NARROW, Open, ask, done, keep_looks, sent_body
 
@@ -153,6 +154,7 @@ def test_on_a_phone_the_list_is_a_drawer(open_page: Open) -> None:
         page.get_by_role("button", name="New chat").click()
         page.get_by_role("button", name="Conversations").click()
         expect(page.locator("#chats-drawer")).to_be_visible()
+        page.screenshot(path=SCREENS / "drawer-narrow.png", animations="disabled")
         titles(page).click()
         expect(page.locator("#chats-drawer")).to_be_hidden()
         expect(page.locator(".said")).to_have_text("The first one")
