@@ -6,6 +6,7 @@ Most runs share this process, which saves importing torch each time; a few are p
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -360,3 +361,21 @@ def test_the_printed_address_and_command_work(bound: str, shown: str, monkeypatc
     assert "0.0.0.0" not in text
     assert "[::]" not in text
     assert "-H 'Authorization: Bearer YOUR_KEY' -H 'Content-Type" in text
+    url = "" if bound == "http://127.0.0.1:8000" or "0.0.0.0" in bound else " --url http://[::1]:8000"
+    assert f"chat{url} --api-key YOUR_KEY`" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "on_path", "shown"),
+    [
+        (".venv/bin/microscale", None, ".venv/bin/microscale"),
+        ("/usr/bin/microscale", "/usr/bin/microscale", "microscale"),
+        ("/src/microscale/__main__.py", None, "microscale"),
+    ],
+)
+def test_the_printed_command_is_one_that_the_shell_finds(
+    typed: str, on_path: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [typed, "serve"])
+    monkeypatch.setattr(shutil, "which", lambda name: on_path)
+    assert serve.program() == shown

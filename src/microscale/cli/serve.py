@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from microscale import settings
+from microscale.cli.asking import USUAL_URL
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.help import (
     batching_option,
@@ -362,4 +364,11 @@ def announce(ready: Ready, address: str, name: str, warned: str, *, has_keys: bo
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}], "max_tokens": 256}}'
     curl = f"curl {here}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}"
     err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{here}[/]{everywhere}")
-    err.print(f"Try it in a browser there, with `microscale chat`, or:\n  {escape(curl)}", soft_wrap=True)
+    chat = f"{program()} chat" + f" --url {here}" * (here != USUAL_URL) + " --api-key YOUR_KEY" * has_keys
+    err.print(f"Try it in a browser there, with `{escape(chat)}`, or:\n  {escape(curl)}", soft_wrap=True)
+
+
+def program() -> str:
+    """How to call Microscale: as the user did, unless it is on the PATH. In a checkout that is .venv/bin/microscale."""
+    typed = sys.argv[0]
+    return shlex.quote(typed) if Path(typed).name == "microscale" and not shutil.which("microscale") else "microscale"
