@@ -33,7 +33,8 @@ from support.measured_rows import measured_us
 from support.tiny_checkpoints import CASES, write_hf
 
 GOLDEN = Path(__file__).parent / "golden" / "explain"
-MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
+PUBLISHED = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
+MODELS = (*PUBLISHED, "gemma-4-26b-a4b-nvfp4", "qwen3-30b-a3b-nvfp4", "qwen3-30b-a3b-fp8")
 CONSUMER_BLACKWELL = ("rtx5090", "rtxpro6000", "gb10")
 MATRIX_INSTRUCTIONS = {
     Feature.MMA_BF16: ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",),

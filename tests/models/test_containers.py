@@ -15,7 +15,7 @@ from transformers import GptOssForCausalLM
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import NVFP4, BlockScaled, decode, encode
-from microscale.models.config import ModelConfig
+from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.families import open_weights
 from microscale.models.gemma4.config_file import to_text_config
 from microscale.models.qwen3_moe.config import to_hugging_face
@@ -267,4 +267,37 @@ def test_calibrated_scales_are_reported(tmp_path: Path, caplog: pytest.LogCaptur
         open_weights(str(tmp_path))
     experts = 3 * QWEN3_MOE.num_experts
     found = QWEN3_MOE.num_layers * (experts + 4 + 2)  # input scales of experts and attention, scales of k and v
-    assert f"{found} calibrated scales of activations and of the KV cache are not used" in caplog.text
+    assert f"{found} calibrated scales of activations and of the KV cache" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["{}_proj.{}_scale", "{}_scale"], ids=["modelopt", "compressed-tensors"])
+def test_scales_of_the_kv_cache_are_used_where_it_is_in_fp8(name: str, tmp_path: Path) -> None:
+    numbers = write_case(tmp_path, "qwen3_moe", "fp8-blocks")
+    wanted = {
+        f"model.layers.{layer}.self_attn.{name.format(*part * name.count('{}'))}": torch.tensor(0.01 + layer / 64)
+        for layer in range(QWEN3_MOE.num_layers)
+        for part in "kv"
+    }
+    change(tmp_path, lambda tensors: tensors.update(wanted))
+    options = EngineConfig(str(tmp_path), device="cpu", dtype="float32", kv_cache_dtype="fp8")
+    model = load_model(options)
+    layers = model.new_cache(dict.fromkeys(LayerKind, 4)).layers
+    for layer_idx, layer in enumerate(layers):
+        for scale in (layer.k_scale, layer.v_scale):
+            assert scale is not None
+            assert scale.unique().tolist() == [pytest.approx(0.01 + layer_idx / 64)]
+    prompts = random_prompts(QWEN3_MOE, (1, 33))
+    ours, theirs = all_logits(model, prompts, 1000), logits_of(truth("qwen3_moe", numbers), prompts)
+    for found, exact in zip(ours, theirs, strict=True):
+        assert (found - exact).norm() / exact.norm() < 0.1
+    change(tmp_path, lambda tensors: tensors.update(dict.fromkeys(list(wanted)[:1], torch.tensor(0.0))))
+    with pytest.raises(BadCheckpoint, match="is no scale: it must be one number above 0"):
+        load_model(options)
+
+
+def test_the_kv_cache_of_other_checkpoints_has_scale_1(tmp_path: Path) -> None:
+    write_case(tmp_path, "qwen3_moe", "fp8-blocks")
+    model = load_model(EngineConfig(str(tmp_path), device="cpu", dtype="float32", kv_cache_dtype="fp8"))
+    first = model.new_cache(dict.fromkeys(LayerKind, 4)).layers[0]
+    assert first.k_scale is not None
+    assert first.k_scale.unique().tolist() == [1.0]

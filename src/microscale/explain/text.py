@@ -66,7 +66,7 @@ def _line(report: Report, layer: str, span: Span) -> str:
     tuned = {decision.tuned for decision in span.decisions}
     basis = "mixed" if len(tuned) > 1 else "measured" if tuned.pop() else "sheet"
     formats = _formats(span.decisions[0])
-    return f"{layer:<18}{span.tokens:<10}{formats:<14}[green]{span.chosen:<16}[/]{times:>12} {basis}"
+    return f"{layer:<18}{span.tokens:<10}{formats + ' ':<14}[green]{span.chosen:<16}[/]{times:>12} {basis}"
 
 
 def _formats(decision: Decision) -> str:

@@ -104,7 +104,8 @@ TILE_K = 64
 LANES = 32
 ROW_SCALED = (NVFP4.name, FP8_BLOCK.name)
 """Formats with float32 scales of rows behind 16 scale words a tile; the others have 8."""
-FACTOR_EXPONENT = 56
+FACTOR = float(1 << 56)
+"""Of FP8 blocks' bf16 factors."""
 MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
 CHUNK_BYTES = 32 << 20
@@ -318,7 +319,7 @@ def _pack_factors(scales: Tensor, order: RowOrder, k_tiles: int) -> Tensor:
     alike = (scales == largest[..., None]).all(2)
     below = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
     rows = torch.where(largest == 0, 1.0, torch.where(alike, largest, below)).clamp(min=2.0**-126)
-    factors = (scales / rows[..., None] * 2.0**FACTOR_EXPONENT).bfloat16().view(torch.int16)
+    factors = (scales / rows[..., None] * FACTOR).bfloat16().view(torch.int16)
     padded = _split_rows(_pad_groups(factors, 2 * k_tiles).unflatten(2, (k_tiles, 2)), order)  # [E, R, h, g, T, G]
     words = padded.permute(0, 1, 4, 3, 5, 2).contiguous().flatten(4).view(torch.int32).flatten(3)
     return torch.cat((words, _row_words(rows, order)), dim=2)
@@ -328,7 +329,7 @@ def _unpack_factors(words: Tensor, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_factors``."""
     split = words[:, :, :-1].contiguous().view(torch.bfloat16).unflatten(3, (8, 2, 2)).permute(0, 1, 5, 3, 2, 4)
     factors = _join_rows(split, order).flatten(2)[:, :, :groups].float()
-    return factors * 2.0**-FACTOR_EXPONENT * _unpack_rows(words, order)[..., None]
+    return factors / FACTOR * _unpack_rows(words, order)[..., None]
 
 
 def _row_words(rows: Tensor, order: RowOrder) -> Tensor:

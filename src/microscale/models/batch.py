@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -45,6 +45,10 @@ class ForwardBatch:
     step."""
 
 
+KvScales: TypeAlias = tuple[float, float]
+"""What the E4M3 codes of a layer's keys and of its values are multiplied by."""
+
+
 @dataclass(frozen=True)
 class KvCache:
     """Paged keys and values of every layer."""
@@ -61,17 +65,21 @@ class KvCache:
         head_shapes: Mapping[LayerKind, tuple[int, int]],
         dtype: torch.dtype,
         device: torch.device,
+        scales: Sequence[KvScales] = (),
     ) -> KvCache:
-        """Pages for each layer by its kind; a head shape is (kv_heads, head_dim), uint8 means E4M3.
+        """Pages for each layer by its kind; a head shape is (kv_heads, head_dim), uint8 means E4M3. ``scales``: of the
+        codes of each layer; none: 1, so that keys and values saturate at 448.
 
         The memory is not cleared: attention reads no position that was not written.
         """
         layers = []
-        for kind in kinds:
+        for layer_idx, kind in enumerate(kinds):
             kv_heads, head_dim = head_shapes[kind]
             shape = (num_pages[kind], kv_heads, page_size, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            # E4M3 codes: scale 1 for every head, so keys and values saturate at 448.
-            ones = torch.ones(kv_heads, dtype=torch.float32, device=device) if dtype == torch.uint8 else None
-            layers.append(PagedKv(k, v, ones, ones))
+            if dtype == torch.uint8:
+                of_k, of_v = scales[layer_idx] if scales else (1.0, 1.0)
+                layers.append(PagedKv(k, v, *(torch.full((kv_heads,), scale, device=device) for scale in (of_k, of_v))))
+            else:
+                layers.append(PagedKv(k, v))
         return cls(tuple(layers), page_size)

@@ -103,6 +103,7 @@ class Decoder(ABC, Generic[State]):
         lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), self.softcap)
         self.sampling = ops.sampling(config.vocab_size)
+        self.kv_scales = weights.kv_scales() if ops.kv_dtype == torch.uint8 else ()
         self.rope: Mapping[LayerKind, RopeTable] = ops.computed(self.rope_tables)
 
     @abstractmethod
@@ -123,7 +124,8 @@ class Decoder(ABC, Generic[State]):
     def new_cache(self, num_pages: Mapping[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages for each kind of layer."""
         kinds, shapes = self.config.layer_kinds, self.head_shapes()
-        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
+        dtype, scales = self.ops.kv_dtype, self.kv_scales
+        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, dtype, self.device, scales)
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:

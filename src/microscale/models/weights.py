@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from microscale.errors import BadCheckpoint
+from microscale.models.batch import KvScales
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, check_overrides
 from microscale.models.config import ModelConfig
 from microscale.models.dummy_weights import TensorMaker
@@ -58,6 +60,10 @@ class Weights(ABC, Generic[Config, Layer]):
         assert self._table.ends.lm_head is not None
         return cast("Tensor", self._tensor(None, self._table.ends.lm_head, device))
 
+    def kv_scales(self) -> Sequence[KvScales]:
+        """Of each layer's FP8 KV cache, where the checkpoint was calibrated for one."""
+        return ()
+
 
 class CheckpointWeights(FromCheckpoint, Weights[Config, Layer]):
     """Weights from a checkpoint that was checked."""
@@ -69,6 +75,28 @@ class CheckpointWeights(FromCheckpoint, Weights[Config, Layer]):
     def _tensor(self, layer_idx: int | None, row: TensorRow, device: torch.device | str) -> Weight | float:
         prefix = "" if layer_idx is None else self._table.prefix.format(layer_idx)
         return row.read(prefix, lambda name: self._checkpoint.read(name, device))
+
+    def kv_scales(self) -> Sequence[KvScales]:
+        found = []
+        for layer_idx in range(self.config.num_layers):
+            prefix = self._table.prefix.format(layer_idx)
+            scales = [scale for part in "kv" if (scale := self._kv_scale(prefix, part)) is not None]
+            if len(scales) != 2:
+                return ()  # those of some layers alone would be a damaged file, and 1 is right for any
+            found.append((scales[0], scales[1]))
+        return found
+
+    def _kv_scale(self, prefix: str, part: str) -> float | None:
+        names = (f"{prefix}self_attn.{part}_proj.{part}_scale", f"{prefix}self_attn.{part}_scale")
+        name = next((name for name in names if name in self._checkpoint.entries), None)
+        if name is None:
+            return None
+        tensor = self._checkpoint.read(name, "cpu").float()
+        if tensor.numel() != 1 or not (tensor.isfinite() & (tensor > 0)).all():
+            raise BadCheckpoint(
+                f"{self._checkpoint.entries[name].file}: tensor {name!r} is no scale: it must be one number above 0."
+            )
+        return float(tensor)
 
 
 class DummyWeights(Weights[Config, Layer]):
@@ -111,8 +139,8 @@ def open_checkpoint(
         log.info("%s: %d tensors are not part of the text model and are not read.", checkpoint.folder, num_left_out)
     if num_unread:
         log.info(
-            "%s: %d calibrated scales of activations and of the KV cache are not used: activations get their scales "
-            "when they are quantised, and the KV cache has none.",
+            "%s: %d calibrated scales of activations and of the KV cache: those of activations are not used, since they "
+            "get their scales when they are quantised; those of the KV cache are, where it is in FP8.",
             checkpoint.folder,
             num_unread,
         )

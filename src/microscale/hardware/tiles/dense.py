@@ -133,8 +133,7 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
-    """The tile that was measured on the card's family, for the format or else for one with its codes, or else the
-    rule's."""
+    """The tile that was measured on the card's family, for NVFP4 or else for MXFP4, or else the rule's."""
     columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
@@ -143,7 +142,9 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
 
 def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
     rows = measured(SECTION, gpu.family)
-    row = rows.get(case) or rows.get(replace(case, format=_CODES_OF.get(case.format, case.format)))
+    row = rows.get(case)
+    if row is None and case.format is DenseFormat.NVFP4:  # FP8 blocks have more scales than MXFP8, and would spill
+        row = rows.get(replace(case, format=DenseFormat.MXFP4))
     return by_rule(case, gpu.family) if row is None else row.tile
 
 

@@ -1,4 +1,4 @@
-"""``triton_w4a16``, ``triton_w8a16``, ``triton_nvfp4_a16`` and ``triton_fp8_block_a16``: MXFP4, MXFP8, NVFP4 and FP8
+"""``triton_w4a16``, ``triton_w8a16``, ``triton_nvfp4_a16`` and ``triton_fp8b_a16``: MXFP4, MXFP8, NVFP4 and FP8
 experts times bf16 activations, exact up to bf16 rounding, on any GPU from SM80 on.
 
 Up to 64 tokens are limited by reading the weights and take the small-batch kernels; more take a grouped GEMM, on
@@ -94,7 +94,7 @@ class TritonFp8BlockA16(TritonW4A16):
     """FP8 weights under float32 scales of blocks become bf16 in registers; the scales apply to sums of 32 columns for
     few tokens, and to the weights for many."""
 
-    name = "triton_fp8_block_a16"
+    name = "triton_fp8b_a16"
     layout = layouts.layout_name(FP8_BLOCK)
     format = FP8_BLOCK
     path = GemmPath.W8A16

@@ -48,7 +48,7 @@ FORMATS = {
     "mxfp4": {Activations.BF16: "triton_w4a16", Activations.MXFP8: "triton_w4a8"},
     "mxfp8": {Activations.BF16: "triton_w8a16", Activations.MXFP8: "triton_w8a8"},
     "nvfp4": {Activations.BF16: "triton_nvfp4_a16"},
-    "fp8_block": {Activations.BF16: "triton_fp8_block_a16"},
+    "fp8_block": {Activations.BF16: "triton_fp8b_a16"},
 }
 """The implementation of each format of weights and of activations."""
 
