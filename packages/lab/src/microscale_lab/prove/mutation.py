@@ -97,7 +97,7 @@ def measure(
     targets = _targets(gpu, ops, PtxCache(cache_dir), progress)
     chosen = _sample([(mutant, target) for target in targets for mutant in mutants(target.fn)], sample, seed)
     known = {each.key: each for each in _read(results) if each.card == gpu.name}
-    missing = [each for each in chosen if (done := known.get(each[0].key)) is None or (done.open and not quick)]
+    missing = [each for each in chosen if (past := known.get(each[0].key)) is None or (past.open and not quick)]
     sound: set[str] = set()
     work = [partial(_try, *each, Tools(PtxCache(cache_dir), IrCache(cache_dir), sound), quick) for each in missing]
     progress("mutants", len(chosen) - len(missing), len(chosen))
