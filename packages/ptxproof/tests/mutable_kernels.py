@@ -63,3 +63,11 @@ def row_of_another_thread(x_ptr, kept_ptr, y_ptr, BARRIER: tl.constexpr):
     if BARRIER:
         tl.debug_barrier()
     tl.store(y_ptr + at, tl.load(kept_ptr + 127 - at))
+
+
+@triton.jit
+def copied_rows(x_ptr, y_ptr, stride, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) if WIDE else tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    tl.store(y_ptr + row * stride + at, tl.load(x_ptr + row * stride + at, mask=inside), mask=inside)

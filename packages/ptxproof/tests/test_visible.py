@@ -11,11 +11,11 @@ from ptxproof import Race, TritonLaunch, interpret
 PROGRAMS = 5
 
 
-def run(sm: int = 121, **named: object) -> torch.Tensor:
+def run(**named: object) -> torch.Tensor:
     x = torch.arange(64 * PROGRAMS, dtype=torch.float32)
     parts, counter, y = torch.zeros(64 * PROGRAMS), torch.zeros(1, dtype=torch.int32), torch.zeros(64)
     defaults = {"SEM": "acq_rel", "SCOPE": "gpu", "BARRIER": True, "num_warps": 2}
-    interpret(TritonLaunch.of(summed_by_the_last, (PROGRAMS,), x, parts, counter, y, **(defaults | named)), sm)
+    interpret(TritonLaunch.of(summed_by_the_last, (PROGRAMS,), x, parts, counter, y, **(defaults | named)), 121)
     assert counter.item() == 0
     assert torch.equal(y, x.view(PROGRAMS, 64).sum(0))
     return y

@@ -53,5 +53,5 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadSetting, match=said):
             CliRunner().invoke(app, ["prove", "--mutate", str(tmp_path / "x"), *options], catch_exceptions=False)
-    with pytest.raises(BadSetting, match="--sample and --seed need --mutate"):
+    with pytest.raises(BadSetting, match="--sample, --seed and --host need --mutate"):
         CliRunner().invoke(app, ["prove", "--seed", "3"], catch_exceptions=False)

@@ -5,13 +5,16 @@ in a forked process, since nothing undoes it. Each operator imitates a mistake t
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import hashlib
+import inspect
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from triton.runtime.jit import JITFunction
@@ -31,6 +34,9 @@ OPERATORS = (
     COMPARISON, OFF_BY_ONE, DROPPED_MASK, DROPPED_OTHER, DROPPED_BARRIER, DROPPED_WAIT, SWAPPED, NEIGHBOUR, NARROWED,
     TRUNCATED, CONSTANT,
 )  # fmt: skip
+
+HOST_OPERATORS = (COMPARISON, OFF_BY_ONE, SWAPPED, NARROWED, CONSTANT)
+"""Those that mean something in Python code that packs weights and launches kernels."""
 
 _COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -65,8 +71,28 @@ class Mutant:
         return hashlib.sha256(f"{self.function}\0{self.source}".encode()).hexdigest()[:16]
 
 
-def mutants(fn: JITFunction[Any]) -> Iterator[Mutant]:
-    """Every fault of every operator; two that give the same source count once."""
+class HostFunction:
+    """A Python function that jit functions are launched by, as ``mutants`` takes it."""
+
+    def __init__(self, fn: FunctionType) -> None:
+        self.fn = fn
+        self.__module__, self.__name__ = fn.__module__, fn.__qualname__
+        lines, self.starting_line_number = inspect.getsourcelines(fn)
+        self.raw_src = textwrap.dedent("".join(lines)).splitlines(keepends=True)
+        before = sum(1 for _ in _before_def(self))
+        self.src = "".join(self.raw_src[before:])
+
+    def apply(self, source: str) -> None:
+        """From now on the function runs as ``source``, wherever it is referred to."""
+        own: dict[str, Any] = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, self.fn.__code__.co_filename, "exec", flags, dont_inherit=True), self.fn.__globals__, own)
+        self.fn.__code__ = own[self.fn.__name__].__code__
+
+
+def mutants(fn: JITFunction[Any] | HostFunction) -> Iterator[Mutant]:
+    """Every fault of every operator that applies; two that give the same source count once."""
+    operators = HOST_OPERATORS if isinstance(fn, HostFunction) else OPERATORS
     function = ast.parse(fn.src).body[0]
     assert isinstance(function, ast.FunctionDef)
     # The source begins at ``def``, and the line numbers of the file at the first decorator.
@@ -79,7 +105,7 @@ def mutants(fn: JITFunction[Any]) -> Iterator[Mutant]:
             probe = pieces.source(top, 2 if body is function.body else 1)
             del body[place]
             for parent, field, at, node in list(_nodes(statement)):
-                for operator, new in _faults(node):
+                for operator, new in (fault for fault in _faults(node) if fault[0] in operators):
                     before = ast.unparse(node)
                     _put(parent, field, at, new, body, place)
                     source = pieces.source(top)
@@ -136,7 +162,7 @@ def without_lines(ptx: str) -> str:
     return re.sub(r"^(\s*\.(loc|file)\b.*|\$L__tmp\d+:|//.*)\n", "", code, flags=re.MULTILINE)
 
 
-def _before_def(fn: JITFunction[Any]) -> Iterator[str]:
+def _before_def(fn: JITFunction[Any] | HostFunction) -> Iterator[str]:
     for line in fn.raw_src:
         if re.match(r"\s*def\s", line):
             return

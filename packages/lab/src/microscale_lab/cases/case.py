@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -88,6 +90,29 @@ class KernelCase(ABC):
     @abstractmethod
     def start(self, gpu: Gpu, device: str) -> Finish:
         """Make the inputs on ``device`` and run the op's own code for ``gpu``: all launches are in here."""
+
+
+_note: ContextVar[Callable[[Tensor], None] | None] = ContextVar("_note", default=None)
+
+
+def just_written(*tensors: Tensor | None) -> None:
+    """In a model these come from the launch before the first of the case, which may still run: a kernel launched as
+    a dependent of it must wait before it reads them. Weights, positions, page tables and older keys are there."""
+    note = _note.get()
+    if note is not None:
+        for x in tensors:
+            if x is not None:
+                note(x)
+
+
+@contextmanager
+def just_written_noted(note: Callable[[Tensor], None]) -> Iterator[None]:
+    """Inside, ``note`` gets what cases say is ``just_written``."""
+    token = _note.set(note)
+    try:
+        yield
+    finally:
+        _note.reset(token)
 
 
 def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str:

@@ -23,7 +23,7 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import PathList
-from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, refusal, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, just_written, refusal, same
 from microscale_lab.cases.errors import Errors, spread, step
 from microscale_lab.cases.experts import encoded
 
@@ -129,6 +129,7 @@ class DenseKernelCase(OracleCase):
         problem, spec = self.problem(device), self.spec
         path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
+        just_written(problem.x, problem.residual)
         with_residual = self.entry.run(packed, spec, gpu, problem.x, problem.residual, path)
         without = self.entry.run(packed, spec, gpu, problem.x, None, path)
 
@@ -161,6 +162,7 @@ class TileCase(DenseKernelCase):
         sizes = columns_of(fmt)
         columns = next((size for size in sizes if self.spec.tokens <= size), sizes[-1])
         tile = tiles.tile_of(tiles.DenseCase(fmt, columns, self.size), gpu)
+        just_written(problem.x, problem.residual)
         y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
 
         def finish() -> Iterator[Compared]:
@@ -181,6 +183,7 @@ class GemmKernelCase(DenseKernelCase):
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem = self.problem(device)
+        just_written(problem.x, problem.residual)
         y = gemm.run(pack(problem.weights), gpu, problem.x, problem.residual)
 
         def finish() -> Iterator[Compared]:
@@ -203,6 +206,7 @@ class LogitsCase(DenseKernelCase):
         path = self.path(gpu)
         packed = self.entry.pack(problem.weights, spec)
         x = problem.x if spec.softcap is None else problem.x * 40  # far beyond the cap
+        just_written(x)
         plain = self.entry.run_logits(packed, replace(spec, softcap=None), gpu, x, path)
         cut = self.entry.run_logits(packed, spec, gpu, x, path)
 

@@ -26,7 +26,7 @@ from microscale.kernels.small.reference import add_rms_norm
 from microscale.planning import registry
 from microscale.planning.paths import PathList
 from microscale_lab.calls import run_dense, run_from_sum
-from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, just_written, same
 from microscale_lab.cases.dense import make_weights
 from microscale_lab.cases.small import norm_of_sum_bound, normal
 
@@ -87,6 +87,7 @@ class FromSumCase(OracleCase):
             return run_dense(self.entry, packed, self.spec, gpu, normed), total
 
         tokens = make_tokens(self.spec.columns, device)
+        just_written(*(x for each in tokens for x in (each.x, each.residual)))
         found = [(run_from_sum(self.entry, packed, self.spec, gpu, each), apart(each)) for each in tokens]
         return lambda: hold_from_sum(tokens[0], weights, found)
 
@@ -101,6 +102,7 @@ class FromSumTileCase(FromSumCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         weights = self.weights(device)
         packed, tokens = packed_of(weights), make_tokens(self.spec.columns, device)
+        just_written(*(x for each in tokens for x in (each.x, each.residual)))
         found = []
         for tile in sorted(possible(self.spec.weight_format, 8, gpu), key=repr):
             for each in tokens:

@@ -17,7 +17,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.drafts import follow, reference
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Compared, Finish, KernelCase, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, just_written, same
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +76,7 @@ class FollowCase(KernelCase):
         given = None
         if self.given:
             given = torch.tensor([chance.randrange(length + 1) for length in self.last], device=device)
+        just_written(drawn, drafts)
         found = follow.follow(drawn, last, verified, layout, drafts, given)
 
         def finish() -> Iterator[Compared]:
@@ -107,6 +108,7 @@ class MoveCase(KernelCase):
         followed, firsts = self._followed(device)
         pages = self._pages(device)
         steps = [self._standing(followed, firsts, device) for _ in range(2)]
+        just_written(followed.own, followed.accepted, followed.drafts, followed.moved)
         follow.move_on(followed, steps[0], pages)
 
         def finish() -> Iterator[Compared]:

@@ -40,16 +40,18 @@ class ExpertsInput:
     bias: bool = True
     spread: str = "even"
     """``even``, ``one`` (all tokens on the same experts) or ``unused`` (some experts get no token)."""
+    size: float = 1.0
+    """Of the tokens' numbers. 6: about a quarter of the gate's inputs are beyond its clamp."""
 
 
 LAYERS = [
-    ExpertsInput("one token", 1),
-    ExpertsInput("two tokens, no bias", 2, bias=False),
+    ExpertsInput("one token, beyond the clamp", 1, size=6.0),
+    ExpertsInput("two tokens, no bias", 2, bias=False, size=6.0),
     ExpertsInput("two tokens, three experts each", 2, top_k=3),
     ExpertsInput("odd number of tokens", 37, num_experts=5, top_k=3),
     ExpertsInput("all tokens on one expert", 35, top_k=1, spread="one"),
     ExpertsInput("unused experts", 6, num_experts=16, spread="unused"),
-    ExpertsInput("hidden 96", 5, hidden=96),
+    ExpertsInput("hidden 96", 5, hidden=96, size=6.0),
     ExpertsInput("hidden 160, intermediate 96, halves", 5, hidden=160, intermediate=96, gate=SWIGLU_HALVES),
     ExpertsInput("hidden 352, intermediate 160", 2, num_experts=2, hidden=352, intermediate=160, gate=GELU, bias=False),
     ExpertsInput("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
@@ -103,7 +105,7 @@ def make_tokens(layer: ExpertsInput, device: str) -> Tensor:
     """bf16 rows inside a wider buffer whose margins are NaN: reading past a row shows in the result."""
     generator = torch.Generator().manual_seed(layer.tokens + 1)
     wide = torch.full((layer.tokens + 2, layer.hidden + 64), float("nan"), dtype=torch.bfloat16)
-    wide[1:-1, : layer.hidden] = torch.randn(layer.tokens, layer.hidden, generator=generator)
+    wide[1:-1, : layer.hidden] = layer.size * torch.randn(layer.tokens, layer.hidden, generator=generator)
     return wide.to(device)[1:-1, : layer.hidden]
 
 

@@ -15,7 +15,7 @@ import torch
 from microscale.hardware import Gpu
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import SmallOps
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, just_written, same
 from microscale_lab.cases.small import Build, SmallCase, bf16_bound, normal, small_spec
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def norm_pair(tokens: int, width: int, guesses: int) -> Build:
         padded[:, :width] = normal(tokens, width, device=device, seed=1)
         hidden = padded[:, :width]
         weights = normal(2, width, device=device, seed=2)
+        just_written(ids, hidden)
         found = ops.norm_pair(table, ids, hidden, weights, 1e-5)
 
         def finish() -> Iterator[Compared]:
@@ -74,6 +75,7 @@ def likeliest(kind: str, tokens: int, blocks: int, mapped: bool) -> Build:
         rows = (16 * torch.arange(blocks) + torch.randint(0, 16, (tokens, blocks), generator=draws)).int().to(device)
         ids = torch.randperm(16 * blocks, generator=draws).to(device) if mapped else None
         drafts = [torch.full((tokens, 3), POISON, device=device) for _ in range(2)]
+        just_written(largest, rows)
         ops.likeliest(largest, rows, ids, drafts[0][:, 1])
 
         def finish() -> Iterator[Compared]:

@@ -25,7 +25,7 @@ from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
 from microscale.planning.paths import PathList
-from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, just_written
 from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
 from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, ExpertsInput, ExpertsProblem, e4m3_by_token
 
@@ -39,11 +39,11 @@ MANY = [
     ExpertsInput("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
                  gate=SWIGLU_HALVES),
     ExpertsInput("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
-    ExpertsInput("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
+    ExpertsInput("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288, size=6.0),
     ExpertsInput("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
-SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3), ExpertsInput("6 tokens, top 3", 6, top_k=3, hidden=352)]
+SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3, size=6.0), ExpertsInput("6 tokens, top 3", 6, top_k=3, hidden=352)]
 FORMATS = {
     "mxfp4": {Activations.BF16: "triton_w4a16", Activations.MXFP8: "triton_w4a8"},
     "mxfp8": {Activations.BF16: "triton_w8a16", Activations.MXFP8: "triton_w8a8"},
@@ -87,6 +87,7 @@ class ExpertsCase(OracleCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
         path = self.path(gpu)
+        just_written(problem.x, problem.routing.expert_ids, problem.routing.weights)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
 
@@ -103,6 +104,7 @@ class SummedByNormCase(ExpertsCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
         path = self.path(gpu)
+        just_written(problem.x, problem.routing.expert_ids, problem.routing.weights)
         parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
         weight = torch.ones(self.layer.hidden, device=device).bfloat16()
         stream = torch.zeros_like(problem.x)
@@ -219,6 +221,7 @@ class WithMlpCase(OracleCase):
         mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
         both = torch.stack((mlp.x, problem.x))
         path = self.path(gpu)
+        just_written(both, problem.routing.expert_ids, problem.routing.weights)
         y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
 
         def finish() -> Iterator[Compared]:

@@ -12,7 +12,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import Dispatch
 from microscale.kernels.op import Reason
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, just_written, same
 from microscale_lab.cases.errors import Errors, spread, step
 from microscale_lab.cases.routing_twins import RouterKind, reference_dispatch, reference_route
 
@@ -74,6 +74,7 @@ class RouteCase(_RoutingCase):
         if self.kind is RouterKind.SOFTMAX_TOPK:
             generator = torch.Generator().manual_seed(self.num_experts)
             scale = (torch.rand(self.num_experts, generator=generator) + 0.5).to(device)
+        just_written(logits)
         actual = routing.route(logits, self.top_k, scale)
 
         def finish() -> Iterator[Compared]:
@@ -96,6 +97,7 @@ class DispatchCase(_RoutingCase):
         # Logits in bf16: many are equal.
         logits = make_logits(self.tokens, self.num_experts, device, torch.bfloat16)
         ids = reference_route(logits, self.top_k, RouterKind.TOPK_SOFTMAX).expert_ids
+        just_written(ids)
         actual = routing.dispatch(ids, self.num_experts, self.block)
         return lambda: hold_dispatch(actual, reference_dispatch(ids, self.num_experts, self.block))
 

@@ -30,7 +30,7 @@ from microscale.kernels.sampling.spec import (
 )
 from microscale.planning import registry
 from microscale_lab.calls import run_sampling, run_score
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, just_written, same
 from microscale_lab.cases.errors import Errors, step
 
 # exp2 takes (x - max) * log2(e) / T, rounded twice, in size at most 36 where the weight is not 0: its relative error is
@@ -187,6 +187,12 @@ SETUPS = [
     SamplingInput("top-k beyond what has weight", 2, 5000, {"temperature": 0.05, "top_k": [40, 4000],
                                                             "top_p": [1.0, 0.9]}),
     SamplingInput("top-p", 5, 5000, {"temperature": 1.0, "top_p": [1e-9, 0.1, 0.5, 0.9, 0.9999]}),
+    # Of few tokens: one more or one less moves all the others, and each draw has an even chance to show it.
+    SamplingInput("top-p of few tokens", 32, 48, {"temperature": 1.0, "top_p": [0.03 * (1 + n) for n in range(32)]},
+                  spread=0.3),
+    SamplingInput("top-k of few tokens", 16, 20, {"temperature": 1.0, "top_k": list(range(1, 17))}, spread=0.3),
+    SamplingInput("all three of few tokens", 16, 48, {"temperature": 1.0, "top_k": [8 + n for n in range(16)],
+                                                      "top_p": 0.7, "min_p": 0.2}),
     SamplingInput("min-p", 3, 5000, {"temperature": 1.0, "min_p": [1e-4, 0.1, 1.0]}),
     SamplingInput("all three", 3, 5000, {"temperature": 1.2, "top_k": [7, 100, 1000], "top_p": [0.9, 0.5, 0.99],
                                  "min_p": 0.02}),
@@ -219,6 +225,7 @@ class SamplingCase(KernelCase):
         logits, batch = self.make(device)
         before = counted_apart(batch)
         blocks = blocks_of(logits, 24) if self.given_blocks else None
+        just_written(logits, None if blocks is None else blocks.values)
         got = run_sampling(registry.sampling("triton_sampling"), gpu, logits, batch, blocks)
 
         return lambda: hold_sampled(got, logits, before, batch)
@@ -231,6 +238,7 @@ class ScoreCase(SamplingCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         logits, batch = self.make(device)
         tokens = (torch.arange(len(logits)) * 4096 % logits.shape[1]).int().to(device)
+        just_written(logits)
         got = run_score(registry.sampling("triton_sampling"), gpu, logits, tokens, batch.top_logprobs)
 
         def finish() -> Iterator[Compared]:
@@ -256,6 +264,22 @@ def _of(setup: SamplingInput) -> Make:
         return logits, make_batch(setup.rows, device, **setup.params)
 
     return make
+
+
+FAR = 2**30
+"""Numbers from row to row: the third begins where an offset needs 64 bits."""
+
+
+def _far(device: str) -> tuple[Tensor, SamplingBatch]:
+    """Rows so far apart that offsets need 64 bits. A CPU has only what lies in them in memory."""
+    rows, vocab = 3, 5000
+    wide = torch.empty(2 * FAR + vocab, device=device)
+    logits = wide.as_strided((rows, vocab), (FAR, 1)).copy_(random_logits(rows, vocab, device))
+    return logits, make_batch(rows, device, temperature=[0.0, 1.0, 1.0], top_k=[0, 5, 40], top_p=0.9)
+
+
+def _far_top(device: str) -> tuple[Tensor, SamplingBatch]:
+    return _far(device)[0], make_batch(3, device, temperature=[0.0, 0.7, 1.0], top_logprobs=5)
 
 
 def _broken(device: str) -> tuple[Tensor, SamplingBatch]:
@@ -291,6 +315,8 @@ def cases() -> Iterator[KernelCase]:
     greedy = SETUPS[0]
     yield SamplingCase("blocks", "greedy from the lm_head's blocks", SamplingSpec(1000, 3), _of(greedy), True)
     yield SamplingCase("broken rows", "filtered", SamplingSpec(5000, 7), _broken)
+    yield SamplingCase("rows 2**30 apart", "filtered", SamplingSpec(5000, 3), _far)
+    yield SamplingCase("rows 2**30 apart, likeliest", "top log-probabilities", SamplingSpec(5000, 3), _far_top)
     yield SamplingCase("masks", "masks", SamplingSpec(4111, 4), _masked)
     yield SamplingCase("penalties, biases and masks", "penalties", SamplingSpec(5003, 5), _penalised)
     yield SamplingCase("20 likeliest of many equals", "top log-probabilities", SamplingSpec(20000, 3), _top)

@@ -19,7 +19,7 @@ from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Rou
 from microscale.planning import registry
 from microscale.planning.paths import PathList, ask, path_of
 from microscale_lab.calls import bind_small
-from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, picked, same
+from microscale_lab.cases.case import Compared, Finish, KernelCase, compare, just_written, picked, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 from microscale_lab.cases.fused_attention import hold_cache
 
@@ -93,6 +93,7 @@ def norm(tokens: int, width: int, weighted: bool) -> Build:
         padded = torch.full((tokens, width + 16), math.nan, device=device).bfloat16()
         padded[:, :width] = normal(tokens, width, device=device, size=5.0)
         x, weight = padded[:, :width], normal(width, device=device, seed=1) if weighted else None
+        just_written(x)
         y = ops.rms_norm(x, weight, 1e-5)
 
         def finish() -> Iterator[Compared]:
@@ -109,6 +110,7 @@ def add_norm(tokens: int, width: int, mxfp8: bool) -> Build:
         x, residual = normal(tokens, width, device=device, seed=1), normal(tokens, width, device=device, seed=2)
         weight = normal(width, device=device, seed=3)
         weight[:32] = 0.0  # a block of zeros
+        just_written(x, residual)
         coded, total = ops.add_rms_norm_mxfp8(x, residual, weight, 1e-5) if mxfp8 else (None, None)
         normed, plain_total = ops.add_rms_norm(x, residual, weight, 1e-5)
 
@@ -132,6 +134,7 @@ def add_norm_of_parts(tokens: int, width: int, top_k: int) -> Build:
         rows = torch.randn(tokens * top_k, width, generator=torch.Generator().manual_seed(1)).to(device)
         parts, residual = Parts(rows, top_k), normal(tokens, width, device=device, seed=2)
         weight = normal(width, device=device, seed=3)
+        just_written(rows, residual)
         x = parts.summed(residual.dtype)
         normed, total = ops.add_rms_norm(parts, residual, weight, 1e-5)
         coded, coded_total = ops.add_rms_norm_mxfp8(parts, residual, weight, 1e-5)
@@ -159,6 +162,7 @@ def norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Build:
         if join:
             around = NormAddNorm(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
         given = (x, other if join else None, residual, around)
+        just_written(*given[:3])
         got, got_sum = ops.norm_add_norm(*given)
 
         def finish() -> Iterator[Compared]:
@@ -180,6 +184,7 @@ def add_norm_route(spec: SmallSpec) -> Build:
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), bias)
         bound = bind_small(ops, spec, gpu)
         fused = path_of(ops, PathList.ROUTE, spec, gpu).name == IN_ONE_LAUNCH
+        just_written(x, residual)
         for _ in range(2):  # the second call finds the counters as the first left them
             normed, total, routing = bound.add_norm_route(x, residual, weight, 1e-5, router, top_k)
 
@@ -208,6 +213,7 @@ def norm_add_norm_route(spec: SmallSpec) -> Build:
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), expert_scale=scale)
         bound = bind_small(ops, spec, gpu)
         fused = path_of(ops, PathList.NORM_ADD_NORM_ROUTE, spec, gpu).name == IN_ONE_LAUNCH
+        just_written(x, residual)
         for _ in range(2):
             normed, total, routing = bound.norm_add_norm_route(x, residual, around, router, top_k)
 
@@ -229,6 +235,7 @@ def gated(tokens: int, units: int, gate: Gate) -> Build:
     def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
         x = normal(tokens, 2 * units, device=device, size=6.0)
         x[0, 0] = -300.0  # far down both gates are 0, not NaN
+        just_written(x)
         y = ops.gated(x, gate)
 
         def finish() -> Iterator[Compared]:
@@ -265,6 +272,7 @@ def rope(heads: Heads) -> Build:
         positions, slots = torch.arange(tokens).to(device) + 70, torch.arange(tokens).to(device) * 9 + 4
         ours, exact = (empty_cache(2, kv_heads, 32, dim, fp8, device) for _ in range(2))
         table = RopeTable(frequencies.to(device), 1.0)
+        just_written(qkv)
         q = ops.rope_and_write_kv(qkv, num_heads, positions, table, ours, slots, norms)
 
         def finish() -> Iterator[Compared]:

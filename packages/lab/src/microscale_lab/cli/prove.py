@@ -44,6 +44,9 @@ def prove(
             "line per change goes to this file; the next run goes on from there."
         ),
     ] = None,
+    host: Annotated[
+        bool, measurement_option("--host", help="With --mutate: change the code that packs weights and launches.")
+    ] = False,
     sample: Annotated[int | None, measurement_option(help="With --mutate: number of changes. Default: 100.")] = None,
     seed: Annotated[int | None, measurement_option(help="With --mutate: seed of the sample. Default: 0.")] = None,
 ) -> None:
@@ -60,15 +63,23 @@ def prove(
     env = settings.load()
     if mutate is not None:
         if run or device is not None or markdown is not None or as_json:
-            raise BadSetting("--mutate works with --gpu, --op, --quick, --jobs, --sample and --seed only.")
+            raise BadSetting("--mutate works with --gpu, --op, --host, --quick, --jobs, --sample and --seed only.")
         size = 100 if sample is None else sample
         raise typer.Exit(
             run_mutants(
-                mutate, gpu=gpu, op=op, sample=size, seed=seed or 0, quick=quick, jobs=jobs, cache_dir=env.cache_dir
+                mutate,
+                gpu=gpu,
+                op=op,
+                sample=size,
+                seed=seed or 0,
+                quick=quick,
+                host=host,
+                jobs=jobs,
+                cache_dir=env.cache_dir,
             )
         )
-    if sample is not None or seed is not None:
-        raise BadSetting("--sample and --seed need --mutate.")
+    if sample is not None or seed is not None or host:
+        raise BadSetting("--sample, --seed and --host need --mutate.")
     if not run and (device is not None or quick):
         raise BadSetting("--device needs --run, --quick needs --run or --mutate.")
     if run and markdown is not None:

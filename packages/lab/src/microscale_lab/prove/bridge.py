@@ -10,6 +10,7 @@ import ptxproof
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, card_name, played, present
 from microscale.kernels.launch import Kernel, Launch, taken_by
+from microscale_lab.cases.case import just_written_noted
 from ptxproof import Card, CardRun, Edit
 from ptxproof.interpreter.launched import Compile
 
@@ -32,7 +33,7 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
         ptxproof.interpret(ptxproof.TritonLaunch(*started), sm, edit, to_ptx, chain)
         return False
 
-    with taken_by(take):
+    with taken_by(take), just_written_noted(chain.precede):
         yield ran
 
 

@@ -124,12 +124,14 @@ def run_mutants(
     sample: int,
     seed: int,
     quick: bool = False,
+    host: bool = False,
     jobs: int | None = None,
     cache_dir: Path | None = None,
     console: Console | None = None,
 ) -> int:
     """Try a sample of the mutants of a card's kernels, and print which of them the cases notice. ``quick``: those of
-    ``--quick`` alone; a later run tries the others on what they left alive."""
+    ``--quick`` alone; a later run tries the others on what they left alive. ``host``: mutants of the code that packs
+    weights and launches kernels."""
     _check(op, jobs)
     if gpu == "all":
         raise BadSetting("--mutate takes one card: give --gpu gb10, for example.")
@@ -138,7 +140,7 @@ def run_mutants(
     with _bar() as show:
         found = measure(
             known(gpu), [op] if op else [], results, sample=sample, seed=seed, quick=quick,
-            jobs=jobs or usable_cores(), cache_dir=cache_dir, progress=show,
+            host=host, jobs=jobs or usable_cores(), cache_dir=cache_dir, progress=show,
         )  # fmt: skip
     if not found:
         raise Unsupported(f"There is no kernel of {op or 'any op'} to change on GPU {gpu}.")

@@ -29,12 +29,13 @@ from microscale.kernels.compiling.pool import Died, run_forked
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import interpreted, proof_kernel
 from microscale_lab.prove.execute import Outcome, run_case
+from microscale_lab.prove.host import called, forget
 from microscale_lab.prove.selection import CPU, CaseOnCard, Progress, cases_of, select, shorten, unit_size
 from ptxproof import TritonKernel, compile_to_ptx
 from ptxproof.cache import IrCache, PtxCache
 from ptxproof.compiler import cache_key, compile_to_ir, reason
 from ptxproof.interpreter.launched import Compile
-from ptxproof.mutate import OPERATORS, Mutant, apply, callees, mutants, without_lines
+from ptxproof.mutate import OPERATORS, HostFunction, Mutant, apply, callees, mutants, without_lines
 
 T = TypeVar("T")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "invalid"
@@ -80,7 +81,7 @@ class MutantResult:
 
 @dataclass(frozen=True)
 class _Target:
-    """A function, and the cases of a card that use it."""
+    """A function of a kernel or of the code that launches them, and the cases of a card that use it."""
 
     fn: Any
     gpu: Gpu
@@ -89,15 +90,15 @@ class _Target:
 
 
 def measure(
-    gpu: Gpu, ops: Sequence[str], results: Path, *, sample: int, seed: int, quick: bool, jobs: int,
+    gpu: Gpu, ops: Sequence[str], results: Path, *, sample: int, seed: int, quick: bool, host: bool, jobs: int,
     cache_dir: Path | None, progress: Progress,
 ) -> list[MutantResult]:  # fmt: skip
     """Try a sample of the mutants of all kernels that ``gpu`` starts, except those in the file of results. Gives what
-    the file then says about the sample."""
-    targets = _targets(gpu, ops, PtxCache(cache_dir), progress)
+    the file then says about the sample. ``host``: of the Python code that packs weights and launches kernels."""
+    targets = _targets(gpu, ops, PtxCache(cache_dir), host, progress)
     chosen = _sample([(mutant, target) for target in targets for mutant in mutants(target.fn)], sample, seed)
     known = {each.key: each for each in _read(results) if each.card == gpu.name}
-    missing = [each for each in chosen if (done := known.get(each[0].key)) is None or (done.open and not quick)]
+    missing = [each for each in chosen if (past := known.get(each[0].key)) is None or (past.open and not quick)]
     sound: set[str] = set()
     work = [partial(_try, *each, Tools(PtxCache(cache_dir), IrCache(cache_dir), sound), quick) for each in missing]
     progress("mutants", len(chosen) - len(missing), len(chosen))
@@ -121,7 +122,7 @@ def _read(results: Path) -> Iterator[MutantResult]:
             yield MutantResult(**json.loads(line))
 
 
-def _targets(gpu: Gpu, ops: Sequence[str], kept: PtxCache, progress: Progress) -> list[_Target]:
+def _targets(gpu: Gpu, ops: Sequence[str], kept: PtxCache, host: bool, progress: Progress) -> list[_Target]:
     """Our functions that a case starts or calls, by name; with ``ops`` those in their folders."""
     folders = tuple(f"microscale.kernels.{op}." for op in ops) or ("microscale.",)
     selected = select([gpu], cases_of(ops), CPU, progress)
@@ -134,7 +135,7 @@ def _targets(gpu: Gpu, ops: Sequence[str], kept: PtxCache, progress: Progress) -
     by_size = sorted(selected.units, key=cost)
     using: dict[Any, list[tuple[CaseOnCard, bool]]] = defaultdict(list)
     for unit in by_size:
-        for fn in set().union(*(_reached(kernel.fn) for kernel in unit.kernels)):
+        for fn in called(unit) if host else set().union(*(_reached(kernel.fn) for kernel in unit.kernels)):
             if fn.__module__.startswith(folders):
                 using[fn].append((unit, id(unit) in quick))
     found = [_Target(fn, gpu, tuple(units)) for fn, units in using.items()]
@@ -221,6 +222,8 @@ class _Changed:
 def _try(mutant: Mutant, target: _Target, tools: Tools, quick: bool, log: IO[bytes]) -> dict[str, Any]:
     """In a process of its own: ``fn`` stays as it is only between compilations."""
     torch.set_num_threads(1)
+    if isinstance(target.fn, HostFunction):
+        return _try_host(mutant, target, tools, quick)
     changed = _Changed(mutant, target, tools)
     ran, unknown = 0, ""  # cases; why others do not count
     units = [each for each in target.units if each[1] or not quick]
@@ -238,7 +241,7 @@ def _try(mutant: Mutant, target: _Target, tools: Tools, quick: bool, log: IO[byt
         outcome = _execute(unit, changed.compiled)
         unknown = outcome.left_out or unknown
         ran += outcome.left_out is None
-        named = f"{unit.case.op}, {unit.case.variant(unit.gpu)}: {unit.case.name}"
+        named = _name(unit)
         if outcome.fault and (named in tools.sound or _execute(unit, tools.ptx.compiled).fault is None):
             counts = {"case": named, "quick": is_quick, "ran": ran, "of": len(target.units)}
             return {"outcome": KILLED, "why": outcome.fault, **counts}
@@ -249,6 +252,29 @@ def _try(mutant: Mutant, target: _Target, tools: Tools, quick: bool, log: IO[byt
     if changed.reached():
         return {"outcome": EQUIVALENT, "why": f"the same code in all {what}", **counts}
     return {"outcome": UNREACHED, "why": f"none {what} contains it", **counts}
+
+
+def _try_host(mutant: Mutant, target: _Target, tools: Tools, quick: bool) -> dict[str, Any]:
+    """The same for code that packs and launches, which may then start other kernels or give them other numbers."""
+    ran = 0
+    for unit, is_quick in (each for each in target.units if each[1] or not quick):
+        if time.process_time() > (QUICK_LIMIT_S if quick else MUTANT_LIMIT_S):
+            break
+        sound = _name(unit) in tools.sound or _execute(unit, tools.ptx.compiled).fault is None
+        target.fn.apply(mutant.source)
+        forget()
+        outcome = _execute(unit, tools.ptx.compiled)
+        target.fn.apply(target.fn.src)
+        forget()
+        ran += 1
+        if outcome.fault and sound:
+            counts = {"case": _name(unit), "quick": is_quick, "ran": ran, "of": len(target.units)}
+            return {"outcome": KILLED, "why": outcome.fault, **counts}
+    return {"outcome": SURVIVED, "why": "", "ran": ran, "of": len(target.units)}
+
+
+def _name(unit: CaseOnCard) -> str:
+    return f"{unit.case.op}, {unit.case.variant(unit.gpu)}: {unit.case.name}"
 
 
 def _execute(unit: CaseOnCard, to_ptx: Compile) -> Outcome:

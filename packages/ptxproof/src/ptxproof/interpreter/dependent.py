@@ -11,10 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ptxproof.errors import Race
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.threads import Threads
+
+SPARSE = 1 << 30
+"""Memory of more bytes is copied page by page, where a kernel touches it, for offsets that pass 32 bits. It is not held
+against other launches."""
+
+
+def storage_bytes(x: Tensor) -> Array:
+    """All bytes of the memory that ``x`` is a part of."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+    return whole.numpy() if whole.numel() else np.empty(0, np.uint8)
+
+
+def byte_range(x: Tensor) -> tuple[int, int]:
+    """Where in ``storage_bytes`` its first and behind its last number are."""
+    first, width = int(x.storage_offset()), x.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return first * width, (first + last + 1 if x.numel() else first) * width
 
 
 @dataclass
@@ -51,6 +70,16 @@ class Chain:
     """The launches so far, each of which may still run when the next begins."""
 
     _storages: dict[int, _Storage] = field(default_factory=dict)
+
+    def precede(self, x: Tensor) -> None:
+        """As if a launch before had written ``x`` and still ran: what a case begins with, its kernels find written."""
+        content = storage_bytes(x)
+        if not 0 < content.size <= SPARSE:
+            return
+        nothing = (_Touched.nothing(content.size) for _ in range(2))
+        storage = self._storages.setdefault(content.__array_interface__["data"][0], _Storage(content, *nothing))
+        first, end = byte_range(x)
+        storage.running.written[first:end] = np.iinfo(np.uint8).max
 
     def begin(self, places: dict[int, tuple[int, Array]], size: int, *, dependent: bool) -> Order:
         """``places``: storages by their address, each with where it begins in the memory of the launch, of ``size``

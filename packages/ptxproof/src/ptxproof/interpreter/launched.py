@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ptxproof.compiler import compile_to_ptx
-from ptxproof.interpreter.dependent import Chain
+from ptxproof.interpreter.dependent import Chain, byte_range, storage_bytes
 from ptxproof.interpreter.memory import GlobalMemory
 from ptxproof.interpreter.run import InterpretedKernel
 from ptxproof.launch import TritonKernel, TritonLaunch
@@ -61,12 +59,7 @@ def _read(ptx: str, shared_bytes: int) -> InterpretedKernel:
 def _bits(value: Any, memory: GlobalMemory) -> int:
     """An argument as the kernel gets it: an address, or a number's bits."""
     if isinstance(value, Tensor):
-        whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-        first = int(value.storage_offset())
-        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        end = first + last + 1 if value.numel() else first
-        width = value.element_size()
-        return memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8), first * width, end * width)
+        return memory.add(storage_bytes(value), *byte_range(value))
     if isinstance(value, float):
         return int(struct.unpack("<I", struct.pack("<f", value))[0])
     return int(value)

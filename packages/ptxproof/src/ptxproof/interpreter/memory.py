@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxproof.errors import InterpretError, Race
-from ptxproof.interpreter.dependent import Order
+from ptxproof.errors import InterpretError, NotInterpreted, Race
+from ptxproof.interpreter.dependent import SPARSE, Order
 from ptxproof.interpreter.numbers import UNSIGNED, Array
 from ptxproof.interpreter.threads import Threads
 from ptxproof.interpreter.visible import Visibility
@@ -20,6 +20,11 @@ WINDOW_BITS = 40
 WINDOWS = {"local": 1, "shared": 2}
 """Which window of ``2**WINDOW_BITS`` generic addresses a memory has, below all tensors."""
 ALIGN = 512
+PAGE_BITS = 12
+_SPARSE_AT = 1 << 50
+"""Where in ``bytes`` such memory would be, if it were there."""
+_SPARSE_PAGES = 2048
+"""Of them, that one launch may touch."""
 GARBAGE = 0xA5
 
 
@@ -35,12 +40,18 @@ class GlobalMemory:
         self._places = self._firsts = self._ends = np.empty(0, np.int64)
         self.order: Order | None = None
         self.visible = Visibility(0, 1, 0, 1)
+        self._sparse: list[Array] = []
+        self._slots: dict[int, int] = {}
+        """Of pages of sparse memory that were touched: their places in ``bytes``."""
 
     def add(self, content: Array, first: int = 0, end: int | None = None) -> int:
         """The address of byte ``first`` of these bytes; only those from there up to ``end`` are the tensor's. They are
         written back by ``restore``."""
         key = content.__array_interface__["data"][0] if content.size else -1 - len(self._contents)
-        if key not in self._starts:
+        if content.size > SPARSE and key not in self._starts:
+            self._starts[key] = _SPARSE_AT + (len(self._sparse) << SPAN_BITS)
+            self._sparse.append(content)
+        elif key not in self._starts:
             self._starts[key] = self._size
             self._contents.append(content)
             self._size += -(-(content.size + 1) // ALIGN) * ALIGN
@@ -49,17 +60,22 @@ class GlobalMemory:
 
     def fill(self, grain: int = 1, num_blocks: int = 1, per_block: int = 32) -> None:
         """``grain``: stores are of that many bytes or more."""
-        self.visible = Visibility(self._size, grain, num_blocks, per_block)
-        self.bytes = np.full(self._size, GARBAGE, np.uint8)
-        for start, content in zip(self._starts.values(), self._contents, strict=True):
+        size = self._size + (_SPARSE_PAGES << PAGE_BITS if self._sparse else 0)
+        self.visible = Visibility(size, grain, num_blocks, per_block)
+        self.bytes = np.full(size, GARBAGE, np.uint8)
+        for start, content in self.storages().values():
             self.bytes[start : start + content.size] = content
         table = np.array([(0, 0, 0), *self._tensors], np.int64)  # nothing has the number 0
         self._places, self._firsts, self._ends = (np.ascontiguousarray(column) for column in table.T)
 
     def restore(self) -> None:
-        for start, content in zip(self._starts.values(), self._contents, strict=True):
+        for start, content in self.storages().values():
             if content.flags.writeable:
                 content[:] = self.bytes[start : start + content.size]
+        for page, slot in self._slots.items():
+            part = self._page(page)
+            if part.flags.writeable:
+                part[:] = self.bytes[slot : slot + part.size]
 
     def places(self, threads: Threads, addresses: Array, size: int, selected: Array) -> Array:
         """Where these accesses of ``size`` bytes are, in units of ``size``."""
@@ -72,9 +88,30 @@ class GlobalMemory:
         if wrong.any():
             refuse(threads, "outside of its tensor", size, addresses, wrong, selected)
         real: Array = self._places[tensor] + offset
+        if self._sparse:
+            real = self._resident(real)
         if (real % size).any():
             refuse(threads, "misaligned", size, addresses, real % size != 0, selected)
         return real // size
+
+    def _resident(self, at: Array) -> Array:
+        """The places of these bytes, of which those of sparse memory are brought first."""
+        far = at >= _SPARSE_AT
+        for page in np.unique(at[far] >> PAGE_BITS).tolist():
+            if page not in self._slots:
+                if len(self._slots) == _SPARSE_PAGES:
+                    raise NotInterpreted(f"a launch that touches more than {_SPARSE_PAGES} pages of large tensors.")
+                slot = self._slots[page] = self._size + (len(self._slots) << PAGE_BITS)
+                part = self._page(page)
+                self.bytes[slot : slot + part.size] = part
+        slots = [self._slots[page] for page in (at[far] >> PAGE_BITS).tolist()]
+        found = at.copy()
+        found[far] = np.array(slots, np.int64) + (at[far] & ((1 << PAGE_BITS) - 1))
+        return found
+
+    def _page(self, page: int) -> Array:
+        number, offset = divmod((page << PAGE_BITS) - _SPARSE_AT, 1 << SPAN_BITS)
+        return self._sparse[number][offset : offset + (1 << PAGE_BITS)]
 
     def rows(self, width: int, count: int) -> Array:
         """Memory as rows of ``count`` numbers of ``width`` bytes."""
@@ -83,9 +120,10 @@ class GlobalMemory:
         return whole.view(UNSIGNED[8 * width]).reshape(-1, count)
 
     def storages(self) -> dict[int, tuple[int, Array]]:
-        """The bytes behind the tensors by their address on this machine, each with its place in ``bytes``."""
-        pairs = zip(self._starts.items(), self._contents, strict=True)
-        return {key: (start, content) for (key, start), content in pairs}
+        """The bytes behind the tensors by their address on this machine, each with its place in ``bytes``; sparse ones
+        left out."""
+        dense = ((key, start) for key, start in self._starts.items() if start < _SPARSE_AT)
+        return {key: (start, content) for (key, start), content in zip(dense, self._contents, strict=True)}
 
     def accessed(
         self, threads: Threads, addresses: Array, width: int, count: int, selected: Array, *, writes: bool
