@@ -47,6 +47,8 @@ Tokens = list[list[int]]
 NEW = 20
 HEADS = ["eagle3", "dflash"]
 DRAFTERS = ["ngram", "replayed", *HEADS]
+ONE_HEAD = ["eagle3", pytest.param("dflash", marks=pytest.mark.nightly)]
+"""Where both kinds of head take the same way through the engine, one is enough by day."""
 TINY = "gpt-oss-tiny"
 
 
@@ -213,7 +215,7 @@ def test_seeded_tokens_are_those_without_drafts(kind: str) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
 @pytest.mark.parametrize(("size", "budget", "fill"), [(4, 12, True), (16, 64, False)])
 def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, budget: int, fill: bool) -> None:
     """Prompts in chunks, next to decoding, found in the prefix cache; drafts cut short by the budget."""
@@ -227,7 +229,7 @@ def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, bud
     case.check()
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
 def test_preemption(kind: str) -> None:
     case = Drafting(kind, TINY, 4, 5)
     found, stats = generate(case.model, case.prompts, case.speculation, limits_for(case.model), 32, ignore_eos=True)
@@ -236,7 +238,7 @@ def test_preemption(kind: str) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
 @pytest.mark.parametrize("automatic", [False, True], ids=["uneven", "automatic"])
 def test_lengths_that_change_and_requests_without_drafts(kind: str, automatic: bool) -> None:
     """Some steps have no drafts, and penalised requests never do: a head keeps up meanwhile."""
@@ -252,7 +254,7 @@ def test_lengths_that_change_and_requests_without_drafts(kind: str, automatic: b
         case.check(3)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
 def test_a_stream_of_requests_that_come_and_go(kind: str) -> None:
     """Arrivals, aborts, stop tokens within drafts, scored prompts, prompts without output, few pages."""
     case = Drafting(kind, TINY, 4, 5)
@@ -307,7 +309,7 @@ def test_log_probabilities_are_the_models_own(kind: str) -> None:
 # ---- draft heads alone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", ONE_HEAD)
 def test_padding_changes_no_draft(kind: str) -> None:
     """Padded rows and sequences, as captured steps have them."""
     model, head = tiny_model(TINY, 16), tiny_head(kind, TINY, 16)
@@ -350,7 +352,7 @@ class Resting(FixedLength):
         return self.steps < len(self._plan) and self._plan[self.steps]
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", ONE_HEAD)
 @pytest.mark.parametrize(("size", "pages"), [(4, 28), (16, 60)], ids=["preempts", "room"])
 def test_drafts_after_a_rest_are_as_if_there_had_been_none(kind: str, size: int, pages: int) -> None:
     """The head rests now and then while requests share prefixes, are preempted and reuse each other's pages."""
