@@ -23,11 +23,13 @@ from support.interpreted import Edit, interpreted
 from support.ptx_faults import (
     Seeded,
     always_visible,
+    barrier_before_count_removed,
     bytes_swapped,
     mask_left_out,
     nibbles_swapped,
     of_another_lane,
     only_in,
+    relaxed,
     removed,
     tile_left_out,
 )
@@ -36,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 GPU = known("gb10")
 CHECKS = (
     "with no barrier between", "a cp.async is still writing", "outside of its tensor", "store different numbers",
-    "never written", "nothing has waited for that launch",
+    "never written", "nothing has waited for that launch", "nothing orders the two",
 )  # fmt: skip
 FAR_OVER = 15 * rms_step("bf16")
 """Five times what the tests of these kernels allow."""
@@ -79,6 +81,11 @@ def decode(edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 def decode_fp8(edit: Edit | None) -> tuple[Tensor, Tensor]:
     return _attention([(300, 1), (17, 1)], True, edit)
+
+
+def split_decode(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    """Its last program adds up the splits."""
+    return _attention([(1100, 1)], False, edit)
 
 
 def prefill(edit: Edit | None) -> tuple[Tensor, Tensor]:
@@ -148,11 +155,16 @@ UNORDERED = [
     Seeded("no wait for a copy", decode, "attend_short", removed(WAIT, 1)),
     Seeded("no wait for a copy", prefill, "attend_long", removed(WAIT)),
     Seeded("no wait for the launch before", one_token, "down_direct", removed(r"griddepcontrol\.wait")),
+    Seeded("no barrier before the count", split_decode, "attend_short", barrier_before_count_removed),
+    Seeded("a count that orders nothing", split_decode, "attend_short", relaxed),
 ]
 
 
 @pytest.mark.parametrize("seeded", UNORDERED, ids=str)
 def test_what_nothing_orders_is_noticed(seeded: Seeded) -> None:
     """The interpreter runs in lockstep, so that numbers would come out right in most of these."""
-    noticed = ("with no barrier between", "a cp.async is still writing", "nothing has waited for that launch")
+    noticed = (
+        "with no barrier between", "a cp.async is still writing", "nothing has waited for that launch",
+        "nothing orders the two",
+    )  # fmt: skip
     assert shows(seeded) in noticed
