@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -65,6 +66,26 @@ def removed(pattern: str, which: int = 0) -> Fault:
         return ptx[: found[which].start] + ptx[found[which].end :]
 
     return fault
+
+
+def barrier_before_count_removed(kernel: TritonKernel, ptx: str) -> str:
+    """No barrier between a kernel's stores and the atomic by which its programs count."""
+    found = list(instructions(ptx))
+    count = next((at for at, each in enumerate(found) if each.instruction.opcode.startswith("atom.global")), None)
+    before = [each for each in found[:count] if each.instruction.opcode.startswith(("st.global", "bar.sync"))]
+    barriers = list(takewhile(lambda each: each.instruction.opcode == "bar.sync", reversed(before)))
+    if count is None or not barriers:
+        raise NoSuchPlace("no barrier before an atomic")
+    for each in barriers:
+        ptx = ptx[: each.start] + ptx[each.end :]
+    return ptx
+
+
+def relaxed(kernel: TritonKernel, ptx: str) -> str:
+    """Atomics that count, and order nothing."""
+    if ".acq_rel." not in ptx:
+        raise NoSuchPlace("no atomic that releases and acquires")
+    return ptx.replace(".acq_rel.", ".relaxed.")
 
 
 def loads_of(kernel: TritonKernel, ptx: str, parameter: str) -> list[PtxStatement]:

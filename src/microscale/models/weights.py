@@ -139,8 +139,8 @@ def open_checkpoint(
         log.info("%s: %d tensors are not part of the text model and are not read.", checkpoint.folder, num_left_out)
     if num_unread:
         log.info(
-            "%s: %d calibrated scales of activations and of the KV cache: those of activations are unused, since they "
-            "get their scales when they are quantised; those of the KV cache are, where it is in FP8.",
+            "%s: %d calibrated scales of activations and of the KV cache: those of activations are not used, which get "
+            "their scales when they are quantised; those of the KV cache are, where it is in FP8.",
             checkpoint.folder,
             num_unread,
         )

@@ -23,11 +23,13 @@ from support.interpreted import Edit, interpreted
 from support.ptx_faults import (
     Seeded,
     always_visible,
+    barrier_before_count_removed,
     bytes_swapped,
     mask_left_out,
     nibbles_swapped,
     of_another_lane,
     only_in,
+    relaxed,
     removed,
     tile_left_out,
 )
@@ -36,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 GPU = known("gb10")
 CHECKS = (
     "with no barrier between", "a cp.async is still writing", "outside of its tensor", "store different numbers",
-    "never written", "nothing has waited for that launch",
+    "never written", "nothing has waited for that launch", "nothing orders the two",
 )  # fmt: skip
 FAR_OVER = 15 * rms_step("bf16")
 """Five times what the tests of these kernels allow."""
@@ -59,11 +61,39 @@ def small_batch(edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 
 def dense(edit: Edit | None) -> tuple[Tensor, Tensor]:
-    given = cases_dense.make_problem("mxfp4", 20, 144, 352)
-    tile = next(iter(possible(GemmPath.W4A16, GPU)))
+    return _gemm("mxfp4", GemmPath.W4A16, edit)
+
+
+def _gemm(fmt: str, path: GemmPath, edit: Edit | None) -> tuple[Tensor, Tensor]:
+    given = cases_dense.make_problem(fmt, 20, 144, 352)
+    tile = next(iter(possible(path, GPU)))
     with interpreted(GPU.sm, edit):
         y = gemm.run(pack(given.weights), GPU, given.x, given.residual, block_scaled=False, tile=tile)
     return y, given.expected
+
+
+def grouped_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return run_grouped(GPU, "nvfp4", False, edit), problem(20, "nvfp4")[1].expected()
+
+
+def one_token_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return run_small_batch(GPU, "nvfp4", 1, edit), problem(1, "nvfp4")[1].expected()
+
+
+def dense_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return _gemm("nvfp4", GemmPath.W4A16, edit)
+
+
+def grouped_fp8_block(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return run_grouped(GPU, "fp8_block", False, edit), problem(20, "fp8_block")[1].expected()
+
+
+def few_fp8_block(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return run_small_batch(GPU, "fp8_block", 5, edit), problem(5, "fp8_block")[1].expected()
+
+
+def dense_fp8_block(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return _gemm("fp8_block", GemmPath.W8A16, edit)
 
 
 def _attention(sequences: list[tuple[int, int]], fp8: bool, edit: Edit | None) -> tuple[Tensor, Tensor]:
@@ -79,6 +109,11 @@ def decode(edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 def decode_fp8(edit: Edit | None) -> tuple[Tensor, Tensor]:
     return _attention([(300, 1), (17, 1)], True, edit)
+
+
+def split_decode(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    """Its last program adds up the splits."""
+    return _attention([(1100, 1)], False, edit)
 
 
 def prefill(edit: Edit | None) -> tuple[Tensor, Tensor]:
@@ -112,6 +147,16 @@ WRONG_NUMBERS = [
     Seeded("one K tile too few", one_token, "gate_up_small", tile_left_out),
     Seeded("one K tile too few", small_batch, "down_small", tile_left_out),
     Seeded("one K tile too few", dense, "gemm", tile_left_out),
+    Seeded("scales of another row", grouped_nvfp4, "gate_up", of_another_lane("scales_ptr", 4)),
+    Seeded("scales of other columns", one_token_nvfp4, "gate_up_small", of_another_lane("s_ptr", 2)),
+    Seeded("scales of another row", dense_nvfp4, "gemm", of_another_lane("scales_ptr", 4)),
+    Seeded("nibbles swapped", grouped_nvfp4, "down", nibbles_swapped("words_ptr")),
+    Seeded("nibbles swapped", one_token_nvfp4, "down_direct", nibbles_swapped("w_ptr")),
+    Seeded("one K tile too few", grouped_nvfp4, "gate_up", tile_left_out),
+    Seeded("one K tile too few", dense_nvfp4, "gemm", tile_left_out),
+    Seeded("scales of another row", grouped_fp8_block, "gate_up", of_another_lane("scales_ptr", 4)),
+    Seeded("scales of another row", dense_fp8_block, "gemm", of_another_lane("scales_ptr", 4)),
+    Seeded("one K tile too few", few_fp8_block, "gate_up_small", tile_left_out),
     Seeded("one tile of keys too few", decode, "attend_short", tile_left_out),
     Seeded("one tile of keys too few", prefill, "attend_long", tile_left_out),
     Seeded("a tail that is not masked", decode, "attend_short", always_visible),
@@ -148,11 +193,16 @@ UNORDERED = [
     Seeded("no wait for a copy", decode, "attend_short", removed(WAIT, 1)),
     Seeded("no wait for a copy", prefill, "attend_long", removed(WAIT)),
     Seeded("no wait for the launch before", one_token, "down_direct", removed(r"griddepcontrol\.wait")),
+    Seeded("no barrier before the count", split_decode, "attend_short", barrier_before_count_removed),
+    Seeded("a count that orders nothing", split_decode, "attend_short", relaxed),
 ]
 
 
 @pytest.mark.parametrize("seeded", UNORDERED, ids=str)
 def test_what_nothing_orders_is_noticed(seeded: Seeded) -> None:
     """The interpreter runs in lockstep, so that numbers would come out right in most of these."""
-    noticed = ("with no barrier between", "a cp.async is still writing", "nothing has waited for that launch")
+    noticed = (
+        "with no barrier between", "a cp.async is still writing", "nothing has waited for that launch",
+        "nothing orders the two",
+    )  # fmt: skip
     assert shows(seeded) in noticed

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
+from microscale.formats import block_format
 from microscale.formats.mxfp8 import round_e4m3
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.tiles.gemm import GemmPath, possible
@@ -66,7 +67,7 @@ def started(
 
 def run_grouped(gpu: Gpu, fmt: str, block_scaled: bool, edit: Edit | None = None) -> Tensor:
     case, given = problem(20, fmt)
-    tile = next(iter(possible(grouped.gemm_path(4 if fmt == "mxfp4" else 8, block_scaled), gpu)))
+    tile = next(iter(possible(grouped.gemm_path(block_format(fmt).bits, block_scaled), gpu)))
     with interpreted(gpu.sm, edit) as ran:
         y = grouped.run(given.packed, case.gate, given.x, given.routing, gpu, block_scaled=block_scaled, tile=tile)
     assert ran
@@ -74,7 +75,7 @@ def run_grouped(gpu: Gpu, fmt: str, block_scaled: bool, edit: Edit | None = None
 
 
 @pytest.mark.parametrize("card", ["gb10", "a100"])
-@pytest.mark.parametrize(("fmt", "tokens"), [("mxfp4", 1), ("mxfp8", 5), ("mxfp4", 9)])
+@pytest.mark.parametrize(("fmt", "tokens"), [("mxfp4", 1), ("mxfp8", 5), ("mxfp4", 9), ("nvfp4", 5), ("fp8_block", 1)])
 def test_small_batch_experts(card: str, fmt: str, tokens: int) -> None:
     y = run_small_batch(known(card), fmt, tokens)
     check_rounded(y, problem(tokens, fmt)[1].expected(), "bf16", 2)

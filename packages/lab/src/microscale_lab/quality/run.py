@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYERS = ("qkv", "o", "lm_head", "embed")
-"""Layers of gpt-oss that are not in four bits already."""
-FORMATS = ("fp8", "mxfp8", "mxfp4")
+"""Layers of gpt-oss that are not in four bits already. Its experts, which are, are rounded once more in NVFP4."""
+FORMATS = ("fp8", "mxfp8", "mxfp4", "nvfp4")
+NVFP4 = tuple(f"{layer}=nvfp4" for layer in ("qkv", "o", "experts"))
+"""As checkpoints in NVFP4 have it: lm_head and embeddings stay as they are."""
 REFERENCE = "float32"
 
 
@@ -58,6 +60,8 @@ def all_choices() -> list[PrecisionChoice]:
             for layer in LAYERS
             for fmt in FORMATS
         ),
+        PrecisionChoice("experts=nvfp4", make_precision("exact", ("experts=nvfp4",))),
+        PrecisionChoice("nvfp4", make_precision("exact", NVFP4)),
     ]
 
 
