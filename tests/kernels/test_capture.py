@@ -57,7 +57,7 @@ def specs(base: Spec) -> list[Spec]:
     """``base`` in every format and with all activations."""
     formats: list[Spec] = [base]
     if isinstance(base, DenseSpec | MoeSpec):
-        formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4")]
+        formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", *FORMATS)]
     return [replace(spec, activations=activations) for spec in formats for activations in Activations]
 
 

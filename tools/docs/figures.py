@@ -40,8 +40,8 @@ HEAD = (
 MODELS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "gpt-oss-120b": "gpt-oss-120b",
-    "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
-    "qwen3-30b-a3b": "Qwen3 30B-A3B",
+    "gemma-4-26b-a4b-nvfp4": "Gemma 4 26B-A4B NVFP4",
+    "qwen3-30b-a3b-nvfp4": "Qwen3 30B-A3B NVFP4",
 }
 PRECISIONS = ("exact", "balanced", "fast")
 

@@ -65,7 +65,7 @@ def load(name: str) -> Any:
 app = typer.Typer(
     cls=Commands,
     name="microscale",
-    help="Inference for mixture-of-experts models in microscaling formats (MXFP4, MXFP8).",
+    help="Inference for mixture-of-experts models in microscaling formats (MXFP4, MXFP8, NVFP4).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # the import for drawing boxes takes longer than the rest of --help

@@ -52,7 +52,7 @@ def check_device(value: Any) -> Any:
 
 MODEL_HELP = "demo (the embedded model), a checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset"
 PlannedModelArgument = Annotated[
-    str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
+    str, typer.Argument(help="A preset (gpt-oss-20b, gemma-4-26b-a4b-nvfp4 …), demo, a checkpoint folder or a hub id.")
 ]
 CardOption = Annotated[
     str | None, model_option(metavar="CARD", help="A known card (h200, rtx5090, gb10 …). Default: this machine's GPU.")
