@@ -25,7 +25,7 @@ def answer(model: str, gpu: str | None = None, **options: Any) -> dict[str, str]
     for line in answer_lines(explain(Question(model, gpu, **options))):
         text = render_markup(line).plain
         assert len(text) <= 80
-        label = next((name for name in LABELS if text.startswith(f"{name:<11}")), label)
+        label = next((name for name in (*LABELS, "note") if text.startswith(f"{name:<11}")), label)
         found[label] = f"{found.get(label, '')} {text.removeprefix(f'{label:<11}').strip()}".strip()
     return found
 
@@ -46,6 +46,12 @@ def test_a_model_that_fits_has_its_six_lines() -> None:
     assert "not measured for gpt-oss-120b; the toy microscale-demo" in found["precision"]
     assert re.match(r"--precision fast is 7\d% faster; the card allows at most 46\.\d in exact", found["to improve"])
     assert re.match(r"vLLM.*: 57\.5 tokens per second after 1024 tokens \(2026-03-22, ", found["others"])
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "google/gemma-4-26B-A4B-it"])
+def test_a_preset_that_is_not_as_published_says_so(name: str) -> None:
+    said = "these figures are for MXFP8; google/gemma-4-26B-A4B-it is in BF16 and runs with --layer-format experts=mxfp8"
+    assert answer(name, "h200")["note"] == said
 
 
 @pytest.mark.parametrize("options", [(), ("--why",), ("--json",), ("--speculative", "ngram"), ("--gpu", "l40s")])

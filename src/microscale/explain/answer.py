@@ -13,6 +13,7 @@ from microscale.engine.predictions import Basis, Phase, Point
 from microscale.explain.report import JoinedPoint, Report
 from microscale.explain.speed_text import WIDTH, rate_cell, rate_text, sequences_text, time_text
 from microscale.hardware.speeds_of_others import Published
+from microscale.models.known_checkpoints import unlike_published
 from microscale.planning.precision import EXACT
 
 INDENT = 11
@@ -38,6 +39,8 @@ def answer_lines(report: Report) -> Iterator[str]:
         ("others", _others(report)),
     ):
         yield from _wrapped(text, label, bold=False)
+    if (note := unlike_published(report.question.model)) is not None:
+        yield from _wrapped(note, "note", bold=False)
 
 
 def _wrapped(text: str, label: str, *, bold: bool) -> Iterator[str]:

@@ -24,6 +24,8 @@ PUBLISHED = {
     "gpt-oss-20b-bf16": "unsloth/gpt-oss-20b-BF16",
 }
 """Preset → the hub id of its checkpoint."""
+_PUBLISHED_IN_BF16 = {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
+"""Presets in MXFP8, which only quantisation gives."""
 GGUF = ".gguf"
 RUNS = "Microscale runs gpt-oss, Gemma 4 26B-A4B and Qwen3-MoE"
 _ALIKE = {
@@ -54,6 +56,14 @@ def preset_of(name: str) -> str | None:
 def hub_id(name: str) -> str:
     """What to fetch for ``name``: a preset's published checkpoint, or the name itself."""
     return PUBLISHED[preset] if "/" not in name and (preset := preset_of(name)) else name
+
+
+def unlike_published(name: str) -> str | None:
+    """What is different about the checkpoint of a preset, if anything is."""
+    preset = preset_of(name)
+    if preset not in _PUBLISHED_IN_BF16:
+        return None
+    return f"these figures are for MXFP8; {PUBLISHED[preset]} is in BF16 and runs with --layer-format experts=mxfp8"
 
 
 def similar(name: str) -> str:
