@@ -50,8 +50,8 @@ def test_a_model_that_fits_has_its_six_lines() -> None:
 
 @pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "google/gemma-4-26B-A4B-it"])
 def test_a_preset_that_is_not_as_published_says_so(name: str) -> None:
-    said = "these figures are for MXFP8; google/gemma-4-26B-A4B-it is in BF16 and runs with --layer-format experts=mxfp8"
-    assert answer(name, "h200")["note"] == said
+    published = "google/gemma-4-26B-A4B-it is in BF16 and runs with --layer-format experts=mxfp8"
+    assert answer(name, "h200")["note"] == f"these figures are for MXFP8; {published}"
 
 
 @pytest.mark.parametrize("options", [(), ("--why",), ("--json",), ("--speculative", "ngram"), ("--gpu", "l40s")])
