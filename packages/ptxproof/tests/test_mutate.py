@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from contextlib import nullcontext
 from pathlib import Path
+from types import FunctionType
+from typing import cast
 
 import pytest
 import torch
@@ -103,7 +105,7 @@ def rows_of_tiles(rows: int, tile: int) -> int:
 
 
 def test_a_function_of_python_is_changed_wherever_it_is_called() -> None:
-    host, called = HostFunction(rows_of_tiles), rows_of_tiles
+    host, called = HostFunction(cast(FunctionType, rows_of_tiles)), rows_of_tiles
     found = {mutant.after: mutant for mutant in mutants(host)}
     assert {mutant.operator for mutant in found.values()} <= {*HOST_OPERATORS}
     host.apply(found["rows + tile"].source)
