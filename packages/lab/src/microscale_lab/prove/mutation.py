@@ -264,17 +264,22 @@ def _try_host(mutant: Mutant, target: _Target, tools: Tools, quick: bool) -> dic
     for unit, is_quick in (each for each in target.units if each[1] or not quick):
         if time.process_time() > (QUICK_LIMIT_S if quick else MUTANT_LIMIT_S):
             break
-        sound = _name(unit) in tools.sound or _execute(unit, tools.ptx.compiled).fault is None
+        sound = _name(unit) in tools.sound or _passes(_execute(unit, tools.ptx.compiled))
         target.fn.apply(mutant.source)
         forget()
         outcome = _execute(unit, tools.ptx.compiled)
         target.fn.apply(target.fn.src)
         forget()
         ran += 1
-        if outcome.fault and sound:
+        if sound and not _passes(outcome):
             counts = {"case": _name(unit), "quick": is_quick, "ran": ran, "of": len(target.units)}
-            return {"outcome": KILLED, "why": outcome.fault, **counts}
+            return {"outcome": KILLED, "why": outcome.fault or outcome.left_out, **counts}
     return {"outcome": SURVIVED, "why": "", "ran": ran, "of": len(target.units)}
+
+
+def _passes(outcome: Outcome) -> bool:
+    """Code that refuses what it took before is noticed as well."""
+    return outcome.fault is None and outcome.left_out is None
 
 
 def _name(unit: CaseOnCard) -> str:
