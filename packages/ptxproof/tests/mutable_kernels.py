@@ -28,10 +28,12 @@ def halved_rows(x_ptr, y_ptr, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def doubled_after_wait(x_ptr, y_ptr, EARLY: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr):
-    """y = 2 x, as a dependent launch: ``EARLY`` lets the next one begin first."""
-    at = tl.arange(0, BLOCK)
-    if EARLY:
+def doubled_after_wait(
+    x_ptr, y_ptr, EARLY: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, LATE_BLOCK: tl.constexpr = -1
+):
+    """y = 2 x, as a dependent launch: ``EARLY`` lets the next one begin first, but for one block."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EARLY and tl.program_id(0) != LATE_BLOCK:
         gdc_launch_dependents()
     if WAITS:
         gdc_wait()

@@ -15,6 +15,15 @@ def run(chain: Chain, x: Tensor, y: Tensor, *, waits: bool = True, early: bool =
     interpret(TritonLaunch.of(doubled_after_wait, (1,), x, y, **named), 121, chain=chain)
 
 
+def test_the_next_begins_when_the_last_block_lets_it() -> None:
+    """One block lets it begin early, and the other after it has waited for the first launch."""
+    chain, (a, b, d), c = Chain(), tensors(3), torch.ones(64)
+    run(chain, a, b)
+    named = {"EARLY": True, "WAITS": True, "BLOCK": 32, "LATE_BLOCK": 1, "num_warps": 1, "launch_pdl": True}
+    interpret(TritonLaunch.of(doubled_after_wait, (2,), torch.ones(64), c, **named), 121, chain=chain)
+    run(chain, b, d, waits=False)
+
+
 def tensors(num: int) -> list[Tensor]:
     return [torch.ones(32) for _ in range(num)]
 

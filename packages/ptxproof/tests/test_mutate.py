@@ -5,13 +5,25 @@ from __future__ import annotations
 import ast
 from contextlib import nullcontext
 from pathlib import Path
+from types import FunctionType
+from typing import cast
 
 import pytest
 import torch
 
 from mutable_kernels import half, halved_rows
 from ptxproof import InterpretError, TritonLaunch, compile_to_ptx, interpret
-from ptxproof.mutate import DROPPED_WAIT, OPERATORS, Mutant, apply, callees, mutants, without_lines
+from ptxproof.mutate import (
+    DROPPED_WAIT,
+    HOST_OPERATORS,
+    OPERATORS,
+    HostFunction,
+    Mutant,
+    apply,
+    callees,
+    mutants,
+    without_lines,
+)
 
 ORIGINAL = halved_rows.src
 FOUND = list(mutants(halved_rows))
@@ -85,3 +97,18 @@ def test_ptx_without_lines_tells_whether_a_fault_changes_anything() -> None:
             compile_to_ptx(kernel, 121)
     finally:
         apply(halved_rows, ORIGINAL)
+
+
+def rows_of_tiles(rows: int, tile: int) -> int:
+    """Code of Python that a launch asks."""
+    return (rows + tile - 1) // tile
+
+
+def test_a_function_of_python_is_changed_wherever_it_is_called() -> None:
+    host, called = HostFunction(cast(FunctionType, rows_of_tiles)), rows_of_tiles
+    found = {mutant.after: mutant for mutant in mutants(host)}
+    assert {mutant.operator for mutant in found.values()} <= {*HOST_OPERATORS}
+    host.apply(found["rows + tile"].source)
+    assert (called(8, 8), rows_of_tiles(8, 8)) == (2, 2)
+    host.apply(host.src)
+    assert rows_of_tiles(8, 8) == 1

@@ -55,3 +55,18 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
             CliRunner().invoke(app, ["prove", "--mutate", str(tmp_path / "x"), *options], catch_exceptions=False)
     with pytest.raises(BadSetting, match="--sample, --seed and --host need --mutate"):
         CliRunner().invoke(app, ["prove", "--seed", "3"], catch_exceptions=False)
+
+
+def test_code_that_launches_is_changed_and_put_back(tmp_path: Path) -> None:
+    """A mutant of a function of Python runs wherever the function is called."""
+    results = tmp_path / "mutants.jsonl"
+    out = StringIO()
+    run_mutants(
+        results, gpu="gb10", op="drafts", sample=2, seed=0, quick=True, host=True, jobs=1,
+        cache_dir=settings.load().cache_dir, console=Console(file=out, width=200),
+    )  # fmt: skip
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(found) == 2
+    assert {each["outcome"] for each in found} <= {KILLED, SURVIVED}
+    assert all(each["function"].startswith("microscale.kernels.drafts.") and each["ran"] for each in found)
+    assert not any(each["whole"] for each in found)

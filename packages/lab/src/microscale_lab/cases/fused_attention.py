@@ -228,7 +228,7 @@ def cases() -> Iterator[KernelCase]:
     decode: list[Shape] = [(*shape[:5], [(n - 1, 1) for n in shape[-1]]) for shape in (*SHAPES, *LARGE)]
     for (place, shape), fp8, (title, kind) in product(enumerate(decode), (False, True), KINDS.items()):
         if kind in kinds(shape[2]):
-            sink = None if kind[0] else sink_of(shape[-1]) if place < len(SHAPES) else 0.5
+            sink = None if kind[0] else sink_of(shape[-1], fp8) if place < len(SHAPES) else 0.5
             large = place >= len(SHAPES) or not one_of_three(place, fp8, kind, shape[2])
             yield FusedCase(f"{name_of(shape, fp8, sink)}, {title} heads", shape, fp8, kind, sink, large=large)
     for place, shape in enumerate((*VERIFY, *LARGE_VERIFY)):

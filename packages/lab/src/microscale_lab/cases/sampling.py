@@ -170,6 +170,7 @@ class SamplingInput:
     vocab: int
     params: dict[str, Any] = field(default_factory=dict)
     spread: float = 2.0
+    mean: float = 0.0
 
 
 SETUPS = [
@@ -183,6 +184,8 @@ SETUPS = [
     SamplingInput("temperature", 4, 5000, {"temperature": [0.3, 1.0, 5.0, 100.0]}),
     SamplingInput("the least temperature", 2, 5000, {"temperature": [1e-38, 1e-5]}),
     SamplingInput("top-k", 5, 5000, {"temperature": 1.0, "top_k": [1, 2, 40, 3000, 4999]}),
+    # Five blocks of negative numbers: zeros of the places behind them would be the largest.
+    SamplingInput("top-k of negative logits", 2, 20000, {"temperature": 1.0, "top_k": [2, 5]}, mean=-50.0),
     SamplingInput("top-k off", 4, 5000, {"temperature": 1.0, "top_k": [0, -1, 5000, 9999]}),
     SamplingInput("top-k beyond what has weight", 2, 5000, {"temperature": 0.05, "top_k": [40, 4000],
                                                             "top_p": [1.0, 0.9]}),
@@ -260,7 +263,7 @@ def blocks_of(x: Tensor, rows: int) -> Logits:
 
 def _of(setup: SamplingInput) -> Make:
     def make(device: str) -> tuple[Tensor, SamplingBatch]:
-        logits = random_logits(setup.rows, setup.vocab, device, setup.spread)
+        logits = random_logits(setup.rows, setup.vocab, device, setup.spread).add_(setup.mean)
         return logits, make_batch(setup.rows, device, **setup.params)
 
     return make

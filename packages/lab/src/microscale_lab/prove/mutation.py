@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import time
 from collections import Counter, defaultdict
@@ -35,10 +36,11 @@ from ptxproof import TritonKernel, compile_to_ptx
 from ptxproof.cache import IrCache, PtxCache
 from ptxproof.compiler import cache_key, compile_to_ir, reason
 from ptxproof.interpreter.launched import Compile
-from ptxproof.mutate import OPERATORS, HostFunction, Mutant, apply, callees, mutants, without_lines
+from ptxproof.mutate import DROPPED_OTHER, OPERATORS, HostFunction, Mutant, apply, callees, mutants, without_lines
 
 T = TypeVar("T")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "invalid"
+ZERO_ANYWAY = "without it Triton sets the register of a masked lane to 0"
 UNREACHED = "unreached"
 """No kernel of any case contains the statement: a survivor whose reason is known."""
 CASE_LIMIT_S = 100.0
@@ -246,6 +248,8 @@ def _try(mutant: Mutant, target: _Target, tools: Tools, quick: bool, log: IO[byt
             counts = {"case": named, "quick": is_quick, "ran": ran, "of": len(target.units)}
             return {"outcome": KILLED, "why": outcome.fault, **counts}
     counts = {"ran": ran, "of": len(target.units)}
+    if mutant.operator == DROPPED_OTHER and re.search(r"other=0(\.0)?\b", mutant.before):
+        return {"outcome": EQUIVALENT, "why": ZERO_ANYWAY, **counts}
     if ran or unknown:
         return {"outcome": SURVIVED if ran else INVALID, "why": unknown, **counts}
     what = f"of {len(changed.kernels)} kernels"
@@ -260,17 +264,22 @@ def _try_host(mutant: Mutant, target: _Target, tools: Tools, quick: bool) -> dic
     for unit, is_quick in (each for each in target.units if each[1] or not quick):
         if time.process_time() > (QUICK_LIMIT_S if quick else MUTANT_LIMIT_S):
             break
-        sound = _name(unit) in tools.sound or _execute(unit, tools.ptx.compiled).fault is None
+        sound = _name(unit) in tools.sound or _passes(_execute(unit, tools.ptx.compiled))
         target.fn.apply(mutant.source)
         forget()
         outcome = _execute(unit, tools.ptx.compiled)
         target.fn.apply(target.fn.src)
         forget()
         ran += 1
-        if outcome.fault and sound:
+        if sound and not _passes(outcome):
             counts = {"case": _name(unit), "quick": is_quick, "ran": ran, "of": len(target.units)}
-            return {"outcome": KILLED, "why": outcome.fault, **counts}
+            return {"outcome": KILLED, "why": outcome.fault or outcome.left_out, **counts}
     return {"outcome": SURVIVED, "why": "", "ran": ran, "of": len(target.units)}
+
+
+def _passes(outcome: Outcome) -> bool:
+    """Code that refuses what it took before is noticed as well."""
+    return outcome.fault is None and outcome.left_out is None
 
 
 def _name(unit: CaseOnCard) -> str:

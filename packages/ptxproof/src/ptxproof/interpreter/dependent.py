@@ -97,7 +97,7 @@ class Chain:
         for storage in self._storages.values():
             if not order.all_waited:
                 storage.unwaited.add(storage.running)
-            if order.all_waited and not order.released_early:
+            if order.all_waited and order.released_late:
                 storage.running = _Touched.nothing(storage.content.size)
         for key, (start, content) in order.places.items():
             if content.size:
@@ -113,8 +113,8 @@ class Order:
         self.places = places
         self.before_wait, self.after_wait, self.touched = (_Touched.nothing(size) for _ in range(3))
         self.all_waited = True
-        self.released_early = False
-        """Some thread let the next launch begin before it had waited itself."""
+        self.released_late = False
+        """Some block let the next launch begin only after it had waited itself: all blocks must, before that begins."""
 
     def access(self, threads: Threads, rows: Array, width: int, count: int, selected: Array, *, writes: bool) -> None:
         """Note an access to these rows of ``count`` numbers of ``width`` bytes; stop if it comes too early."""

@@ -98,6 +98,7 @@ class InterpretedKernel:
                 _Flow(lanes, blocks).run()
                 if memory.order is not None:
                     memory.order.all_waited &= bool(lanes.waited.all())
+                    memory.order.released_late |= lanes.released_late()
         memory.restore()
         if chain is not None and memory.order is not None:
             chain.end(memory.order)

@@ -20,6 +20,8 @@ class Threads:
         self.block: Array = np.repeat(np.arange(num_blocks), per_block)  # by lane
         self.waited = np.zeros(self.num, np.bool_)
         """Lanes that come after a wait for the launches before."""
+        self._early, self._late = (np.zeros(num_blocks, np.bool_) for _ in range(2))
+        """Blocks that let the next launch begin before, and after, they had waited."""
         self.where = ""
         """The instruction that runs, for messages."""
 
@@ -28,6 +30,20 @@ class Threads:
         everyone = np.ones(self.num, np.bool_) if active is None else active
         some: Array = np.any((self.waited & everyone).reshape(self.num_blocks, -1), axis=1)
         self.waited |= everyone & some[self.block]
+
+    def release(self, active: Array | None) -> None:
+        """These lanes let the next launch begin. The first of a block counts."""
+        everyone = np.ones(self.num, np.bool_) if active is None else active
+        shape = (self.num_blocks, -1)
+        asked: Array = np.any(everyone.reshape(shape), axis=1)
+        early: Array = np.any((everyone & ~self.waited).reshape(shape), axis=1)
+        self._early |= asked & early & ~self._late
+        self._late |= asked & ~self._early
+
+    def released_late(self) -> bool:
+        """Whether some block let the next launch begin after it had waited itself, at the latest by its end."""
+        waited: Array = np.all(self.waited.reshape(self.num_blocks, -1), axis=1)
+        return bool((self._late | (waited & ~self._early)).any())
 
     def name(self, lane: int) -> str:
         return f"thread {int(self.thread[lane])} of block {self.first_block + int(self.block[lane])}"

@@ -164,9 +164,7 @@ def build_dependence(ops: Operands, instruction: PtxInstruction) -> Step:
         lanes.waited |= True if active is None else active
 
     def release(lanes: Lanes, active: Mask) -> None:
-        order, selected = lanes.memory.order, lanes.selected(active)
-        if order is not None and not lanes.waited[selected].all():
-            order.released_early = True
+        lanes.release(active)
 
     return wait if instruction.opcode.endswith("wait") else release
 
