@@ -329,8 +329,7 @@ def _unpack_factors(words: Tensor, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_factors``."""
     split = words[:, :, :-1].contiguous().view(torch.bfloat16).unflatten(3, (8, 2, 2)).permute(0, 1, 5, 3, 2, 4)
     factors = _join_rows(split, order).flatten(2)[:, :, :groups].float()
-    scales: Tensor = factors / FACTOR * _unpack_rows(words, order)[..., None]
-    return scales
+    return factors.div(FACTOR) * _unpack_rows(words, order)[..., None]
 
 
 def _row_words(rows: Tensor, order: RowOrder) -> Tensor:
