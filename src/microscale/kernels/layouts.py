@@ -329,12 +329,13 @@ def _unpack_factors(words: Tensor, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_factors``."""
     split = words[:, :, :-1].contiguous().view(torch.bfloat16).unflatten(3, (8, 2, 2)).permute(0, 1, 5, 3, 2, 4)
     factors = _join_rows(split, order).flatten(2)[:, :, :groups].float()
-    return factors.div(FACTOR) * _unpack_rows(words, order)[..., None]
+    return factors / FACTOR * _unpack_rows(words, order)[..., None]
 
 
 def _row_words(rows: Tensor, order: RowOrder) -> Tensor:
     """float32 ``[E, rows]`` → int32 ``[E, R, 1, 16]``."""
-    return pack_rows(rows, order).contiguous().view(torch.int32).unflatten(1, (-1, 1, TILE_ROWS))
+    words: Tensor = pack_rows(rows, order).contiguous().view(torch.int32).unflatten(1, (-1, 1, TILE_ROWS))
+    return words
 
 
 def _unpack_rows(words: Tensor, order: RowOrder) -> Tensor:
