@@ -72,7 +72,8 @@ def advice(outline: Outline, setup: Setup, memory: Memory) -> str:
     share = memory.workload.utilization
     by_memory = sorted(KNOWN.items(), key=lambda item: item[1].memory_bytes)
     cards = [name for name, card in by_memory if usable_memory(card, share, None)[0] >= memory.needed]
-    more = f" and {len(cards) - MAX_CARDS} larger ones" if len(cards) > MAX_CARDS else ""
+    left_out = len(cards) - MAX_CARDS
+    more = f" and {left_out} larger {'one' if left_out == 1 else 'ones'}" if left_out > 0 else ""
     nearest = "" if least is None else f" (the least, {least.options}, needs {gib(least.needed)})"
     held = f"cards that hold it: {', '.join(cards[:MAX_CARDS])}{more}" if cards else "no known card holds it"
     return f"no option makes it fit{nearest}; {held}"
