@@ -22,6 +22,9 @@ SLOW_AHEAD = 3
 HALF_TILE_AHEAD = 4
 """Tiles of K in a batch of a list, at most, where K ends with half a tile: that takes a word or two more than 128
 registers leave (1440 numbers, those of one rank of two of gpt-oss, with 5 ahead; Triton 3.6.0 and 3.7.1)."""
+FACTORS_AHEAD = 1
+"""Tiles of K in a batch of a list of FP8 blocks: with 2, 32 bytes spill, and 8 with 168 registers (SM 9.0, Triton
+3.7.1)."""
 
 
 class ExpertGemm(StrEnum):
@@ -87,6 +90,8 @@ class ExpertShape:
     """Of the layer."""
     half_tile: bool = False
     """K ends with half a tile, as that of a rank may."""
+    factors: bool = False
+    """FP8 blocks: two words of scales a tile, not one."""
 
     def chosen_row_tiles(self, tokens: int, top_k: int) -> float:
         """Of the experts that this many tokens choose on average, if each is as likely as another."""
@@ -142,8 +147,10 @@ def direct_by_rule(shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> Exp
 
 def for_list(gemm: ExpertGemm, shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:
     """Four row tiles, one for each warp; 16 warps of at most 128 registers on an SM."""
-    tile = _of_list(gemm, shape, tokens, top_k, gpu)
-    return _within(ExpertTile(4, 4, 1, _ahead(shape, gpu, 5)) if tile is None else tile, shape)
+    tile = _of_list(gemm, shape, tokens, top_k, gpu) or ExpertTile(4, 4, 1, _ahead(shape, gpu, 5))
+    if shape.factors and not _slow_memory(gpu):
+        tile = replace(tile, ahead=FACTORS_AHEAD)
+    return _within(tile, shape)
 
 
 def for_own_list(gemm: ExpertGemm, shape: ExpertShape, tokens: int, top_k: int, gpu: Gpu) -> ExpertTile:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.errors import Unsupported
+from microscale.formats import FP8_BLOCK
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
     ExpertGemm,
@@ -56,8 +57,8 @@ MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 
 def shape_of(weights: Packed) -> ExpertShape:
     """What the choice of tiles depends on."""
-    half_tile = weights.k % TILE_K > 0
-    return ExpertShape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
+    rest = {"half_tile": weights.k % TILE_K > 0, "factors": weights.format is FP8_BLOCK}
+    return ExpertShape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, **rest)
 
 
 def weight_constants(weights: Packed) -> dict[str, Any]:
