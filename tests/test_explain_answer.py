@@ -78,7 +78,7 @@ def test_what_would_make_it_fit() -> None:
         r"it fits with --gpu-memory-utilization 0\.95 .*--precision balanced", " ".join(found["to improve"].split())
     )
     held = answer("gpt-oss-120b", "5090")["to improve"]
-    assert re.search(r"cards that hold it: a100, h100, h20, rtxpro6000, gb10, .* and \d larger ones", held)
+    assert re.search(r"cards that hold it: a100, h100, h20, rtxpro6000, gb10, .* and \d larger ones?", held)
     assert answer("gpt-oss-120b", "5090")["others"].startswith("no published figure known")
 
 
@@ -119,7 +119,7 @@ def test_cards_are_compared() -> None:
     rows = [line for line in text.splitlines() if " exact " in line]
     assert [re.split(r"  +", row)[0] for row in rows[:2]] == ["RTX 4080", "RTX 3090"]
     assert "does not fit" in rows[0]
-    assert re.search(r"21\.6 +180 \(163-200\) +844 ms$", rows[1])
+    assert re.search(r"21\.6 +180 \(163-200\) +845 ms$", rows[1])
     assert len(rows) == 3
     assert "roofline estimate without an interval" in text
     assert run("gpt-oss-120b", "--gpu", "4080", "--gpu", "3090")[0] == 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
 
@@ -70,6 +71,8 @@ def plain(module: ModuleType, name: str, replaced: Mapping[str, Callable[..., An
     for key, value in list(env.items()):
         if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
             env[key] = FunctionType(value.fn.__code__, env, key, value.fn.__defaults__)
+        elif isinstance(value, constexpr):
+            env[key] = value.value
         elif callable(value) and getattr(value, "__module__", "").startswith(("microscale.", "triton.")):
             env[key] = _nothing  # layouts, waits and hints
     env.update(replaced)
