@@ -23,7 +23,7 @@ from microscale.kernels.sampling.reference import (
 )
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, SampleStatus, SamplingBatch, SamplingSpec
 from microscale_lab.calls import run_sampling
-from support.interpreter import run_cases, thirds_and_all
+from support.interpreter import run_cases, sixths_and_all
 
 X = torch.tensor([1.0, 3.0, 2.0, 3.0, -1.0])
 
@@ -131,6 +131,6 @@ def test_refusals_and_cost() -> None:
 
 
 @pytest.mark.slow
-@thirds_and_all
+@sixths_and_all
 def test_triton_under_the_interpreter(which: str) -> None:
     run_cases("cases_sampling.py", which, beside=__file__)

@@ -28,6 +28,7 @@ _ALL = pytest.param(ALL, marks=pytest.mark.nightly)
 first_and_all = pytest.mark.parametrize("which", ["first cases 1/1", _ALL])
 thirds_and_all = pytest.mark.parametrize("which", [*(f"first cases {part}/3" for part in (1, 2, 3)), _ALL])
 """For files with many test functions, each of which has a first case."""
+sixths_and_all = pytest.mark.parametrize("which", [*(f"first cases {part}/6" for part in range(1, 7)), _ALL])
 
 
 def run_cases(name: str, which: str, beside: str, timeout: float = 1200) -> None:
