@@ -28,8 +28,6 @@ NIGHTLY = (
 """Folders whose tests all run at night."""
 CPU_LIMIT_S = 10.0
 """On a core as fast as `REFERENCE_S` says. A core that is slower, or shared, gets as much more."""
-SLACK = 1.5
-"""A shared core is faster in one second and slower in the next, so only what is clearly above the limit fails."""
 ON_DEMAND = {"gpu", "ray", "vllm", "shipping"}
 """Folders that have a command of their own, and no limit."""
 REFERENCE_S = 0.2
@@ -70,7 +68,8 @@ def cpu_time_is_bounded(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     used = _cpu_of_tree() - before
     if used > CPU_LIMIT_S:
-        limit = SLACK * CPU_LIMIT_S * max(1.0, _some_work() / REFERENCE_S)
+        # A shared core is fast in one second and slow in the next: the slowest of five speaks for the test.
+        limit = CPU_LIMIT_S * max(1.0, max(_some_work() for _ in range(5)) / REFERENCE_S)
         assert used < limit, f"used {used:.1f} s of CPU, and may use {limit:.0f} s: split it, or mark it nightly"
 
 
