@@ -63,7 +63,7 @@ def alone(models: dict[int, GptOss]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [4, 16])
-@pytest.mark.parametrize("budget", [8, 64, 512])
+@pytest.mark.parametrize("budget", [8, pytest.param(64, marks=pytest.mark.nightly), 512])
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
 @pytest.mark.parametrize("fill", [True, False], ids=["filled up", "as they are"])
 def test_company_changes_nothing(

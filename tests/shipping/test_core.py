@@ -105,6 +105,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly  # the tests of imports above find by day what would break them
 @pytest.mark.parametrize(
     ("arguments", "shows"),
     [

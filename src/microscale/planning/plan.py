@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from microscale.errors import Unsupported
@@ -92,7 +93,7 @@ def uncapturable(plan: Plan, tokens: int) -> str | None:
 def decide_use(use: Use, setup: Setup) -> list[Decision]:
     """One decision per bucket. A precision that cannot be met is an error with the option and the nearest that can."""
     try:
-        return _decide(use, setup)
+        return list(_decide(use, setup))
     except Unsupported as error:
         works = _nearest(use, setup)
         if works is None:
@@ -102,7 +103,8 @@ def decide_use(use: Use, setup: Setup) -> list[Decision]:
         raise Unsupported(f"{text if text.startswith('--') else f'{asked}: {text}'}; {fix} works.") from None
 
 
-def _decide(use: Use, setup: Setup) -> list[Decision]:
+@lru_cache(maxsize=1024)  # advice on what fits, and each precision on offer, ask about the same layers again
+def _decide(use: Use, setup: Setup) -> tuple[Decision, ...]:
     precision = setup.precision
     spec = precision.applied(use.layer, use.spec)
     specs = [replace(spec, tokens=tokens) for tokens in BUCKETS]
@@ -112,9 +114,9 @@ def _decide(use: Use, setup: Setup) -> list[Decision]:
     decisions = decide_layer(use.op, use.layer, specs, setup.gpu, setup.preference, freedom)
     kept = precision.keeps_own(use.layer, use.spec)
     if kept is None:
-        return decisions
+        return tuple(decisions)
     wanted = Rejected(precision.format_of(use.layer, use.spec.weight_format), kept)
-    return [replace(decision, rejected=(wanted, *decision.rejected)) for decision in decisions]
+    return tuple(replace(decision, rejected=(wanted, *decision.rejected)) for decision in decisions)
 
 
 def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:

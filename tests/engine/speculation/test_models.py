@@ -46,9 +46,10 @@ CPU = torch.device("cpu")
 Tokens = list[list[int]]
 NEW = 20
 HEADS = ["eagle3", "dflash"]
-DRAFTERS = ["ngram", "replayed", *HEADS]
 ONE_HEAD = ["eagle3", pytest.param("dflash", marks=pytest.mark.nightly)]
 """Where both kinds of head take the same way through the engine, one is enough by day."""
+DRAFTERS = [pytest.param("ngram", marks=pytest.mark.nightly), "replayed", *ONE_HEAD]
+"""As do both kinds that draft on the host."""
 TINY = "gpt-oss-tiny"
 
 
@@ -146,7 +147,7 @@ def undrafted() -> tuple[list[list[int]], Tokens]:
     return prompts, generate(demo_model(), prompts, None)[0]
 
 
-@pytest.mark.parametrize("name", ["ngram", "uneven", "trained", "random head"])
+@pytest.mark.parametrize("name", ["ngram", pytest.param("uneven", marks=pytest.mark.nightly), "trained", "random head"])
 def test_the_embedded_model_says_the_same(name: str) -> None:
     prompts, want = undrafted()
     model = demo_model()
@@ -196,8 +197,18 @@ def test_a_turn_that_follows_a_schema_is_the_one_without_drafts() -> None:
 # ---- tiny models in every situation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["replayed", *HEADS])
-@pytest.mark.parametrize("name", [TINY, "gemma-4-tiny", "qwen3-moe-tiny"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((TINY, kind) for kind in ("replayed", *HEADS)),
+        *((name, "eagle3") for name in ("gemma-4-tiny", "qwen3-moe-tiny")),
+        *(
+            pytest.param(name, kind, marks=pytest.mark.nightly)
+            for name in ("gemma-4-tiny", "qwen3-moe-tiny")
+            for kind in ("replayed", "dflash")
+        ),
+    ],
+)
 def test_every_family(name: str, kind: str) -> None:
     case = Drafting(kind, name, 16, 4)
     found, stats = generate(case.model, case.prompts, case.speculation, ignore_eos=True)
@@ -215,8 +226,10 @@ def test_seeded_tokens_are_those_without_drafts(kind: str) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
-@pytest.mark.parametrize(("size", "budget", "fill"), [(4, 12, True), (16, 64, False)])
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    ("size", "budget", "fill"), [(4, 12, True), pytest.param(16, 64, False, marks=pytest.mark.nightly)]
+)
 def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, budget: int, fill: bool) -> None:
     """Prompts in chunks, next to decoding, found in the prefix cache; drafts cut short by the budget."""
     case = Drafting(kind, TINY, size, 5)
@@ -229,7 +242,7 @@ def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, bud
     case.check()
 
 
-@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_preemption(kind: str) -> None:
     case = Drafting(kind, TINY, 4, 5)
     found, stats = generate(case.model, case.prompts, case.speculation, limits_for(case.model), 32, ignore_eos=True)
@@ -238,7 +251,7 @@ def test_preemption(kind: str) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
+@pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("automatic", [False, True], ids=["uneven", "automatic"])
 def test_lengths_that_change_and_requests_without_drafts(kind: str, automatic: bool) -> None:
     """Some steps have no drafts, and penalised requests never do: a head keeps up meanwhile."""
@@ -254,7 +267,7 @@ def test_lengths_that_change_and_requests_without_drafts(kind: str, automatic: b
         case.check(3)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "replayed", *ONE_HEAD])
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_stream_of_requests_that_come_and_go(kind: str) -> None:
     """Arrivals, aborts, stop tokens within drafts, scored prompts, prompts without output, few pages."""
     case = Drafting(kind, TINY, 4, 5)
@@ -353,7 +366,9 @@ class Resting(FixedLength):
 
 
 @pytest.mark.parametrize("kind", ONE_HEAD)
-@pytest.mark.parametrize(("size", "pages"), [(4, 28), (16, 60)], ids=["preempts", "room"])
+@pytest.mark.parametrize(
+    ("size", "pages"), [(4, 28), pytest.param(16, 60, marks=pytest.mark.nightly)], ids=["preempts", "room"]
+)
 def test_drafts_after_a_rest_are_as_if_there_had_been_none(kind: str, size: int, pages: int) -> None:
     """The head rests now and then while requests share prefixes, are preempted and reuse each other's pages."""
     model, head = tiny_model(TINY, size), tiny_head(kind, TINY, size)

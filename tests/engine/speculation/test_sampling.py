@@ -48,7 +48,13 @@ def test_seeded_tokens_are_those_without_drafts(options: Options) -> None:
         assert [tokens[:LENGTH] for tokens in drafted] == [tokens[:LENGTH] for tokens in plain]
 
 
-@pytest.mark.parametrize("options", UNREAD, ids=lambda options: options.name)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name in ("plain", "all") else pytest.mark.nightly)
+        for each in UNREAD
+    ],
+)
 def test_drafts_on_the_device_change_no_distribution_and_no_seeded_token(options: Options) -> None:
     """Each step is drawn before the one before it is read."""
     check_distribution(options, 20_000, ahead=True)
