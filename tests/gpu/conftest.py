@@ -40,8 +40,9 @@ REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 
-def pytest_report_header() -> list[str]:
-    return ["these tests need a GPU, and there is none"] if collect_ignore_glob else []
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if collect_ignore_glob:
+        terminalreporter.write_line("tests/gpu is left out: there is no GPU")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,20 @@
+"""What the op must at least move and compute, by counting."""
+
+from __future__ import annotations
+
+from microscale.kernels.recurrent.spec import RecurrentSpec
+
+
+def recurrent_bytes(spec: RecurrentSpec) -> int:
+    """A state is read once and written once for each sequence, and after each token of drafts; projections and results
+    once for each token."""
+    shape = spec.shape
+    written = spec.tokens if shape.verify else shape.sequences
+    row = (spec.channels + 2 * spec.width) * spec.activations.itemsize
+    columns = spec.taps * spec.channels * spec.activations.itemsize
+    return (shape.sequences + written) * (4 * spec.state_numbers + columns) + spec.tokens * row
+
+
+def recurrent_flops(spec: RecurrentSpec) -> int:
+    """Recalling, writing and reading the state: two operations for each of its numbers, three times."""
+    return 6 * spec.tokens * spec.state_numbers + 2 * spec.tokens * spec.channels * spec.taps
