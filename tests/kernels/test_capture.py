@@ -277,7 +277,7 @@ def test_float32_and_the_reference_are_not() -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="the engine's own tests capture whole steps there")
 @pytest.mark.parametrize("rows", [1, 70])
-@pytest.mark.parametrize("card", ["a100", "h200", "rtx5090"])
+@pytest.mark.parametrize("card", [pytest.param("a100", marks=pytest.mark.nightly), "h200", "rtx5090"])
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: int) -> None:
     """All of a model's own code too, and what has launches of its own only in company."""

@@ -96,7 +96,7 @@ def test_the_state_after_drafts_is_that_of_what_was_accepted(accepted: int) -> N
     ]
     slots = [2, 0, 1, 3]
     batch = make_batch([4], [4], [2], [slots], verify=True)
-    out = recurrent(*drafted, weights, cache, batch, spec_of(TINY, batch, 4))
+    out = recurrent(drafted[0], drafted[1], weights, cache, batch, spec_of(TINY, batch, 4))
     torch.testing.assert_close(out[: 1 + accepted], want[4 : 5 + accepted], rtol=1e-5, atol=1e-5)
     rest = tuple(each[5 + accepted :] for each in tokens)
     found = run(rest, weights, cache, 5 + accepted, slots[accepted], slots[accepted])  # type: ignore[arg-type]

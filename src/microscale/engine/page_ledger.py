@@ -31,7 +31,7 @@ from microscale.engine.limits import Limits
 from microscale.engine.pages import PagePool, longest_hit, window_pages
 from microscale.engine.request import Request
 from microscale.engine.work import Work
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 
 
 class PageLedger:
@@ -39,6 +39,9 @@ class PageLedger:
 
     def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits) -> None:
         self._pools = pools
+        self._paged = [pools[kind] for kind in PAGED]
+        self._slots = pools.get(LayerKind.LINEAR)
+        """One of each request's, for as long as it runs: where its states are."""
         self._full = pools[LayerKind.FULL]
         self._sliding = pools[LayerKind.SLIDING]
         self._limits = limits
@@ -67,6 +70,10 @@ class PageLedger:
     def take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
         size, owner, first = self._limits.page_size, request.request_id, request.num_computed
+        if self._slots is not None and not self._slots.pages_of(owner):
+            if not self._slots.num_free:
+                return 0
+            self._slots.grow(owner, 1)
         if first % size and first + count <= len(self._full.pages_of(owner)) * size:
             return count  # the token before has its page, and there is room
         # The first new token sees from here on; what lies before is of no more use.
@@ -88,7 +95,7 @@ class PageLedger:
         request, size, ahead = work.request, self._limits.page_size, self._limits.key_lookahead
         request.num_computed = work.first + work.count - len(work.drafts) + len(accepted)
         if work.drafts:
-            for pool in self._pools.values():
+            for pool in self._paged:
                 pool.shrink(request.request_id, pages_for(request.num_computed + pending, size))
         # A page whose key covers the token after it waits for that one.
         known = request.num_computed if accepted else len(request.tokens)
@@ -129,7 +136,8 @@ class PageLedger:
                     raise AssertionError(f"{request.request_id} waits and holds pages")
             for request in running:
                 end = ends.get(id(request), request.num_computed)
-                held, needed = len(pool.pages_of(request.request_id)), pages_for(end, self._size)
+                held = len(pool.pages_of(request.request_id))
+                needed = 1 if pool is self._slots else pages_for(end, self._size)
                 if held != needed:
                     raise AssertionError(
                         f"{request.request_id} holds {held} pages, and its tokens in the cache take {needed}"

@@ -25,7 +25,7 @@ from microscale.engine.pages import PageKeys, PagePool
 from microscale.engine.request import Request
 from microscale.engine.work import Work
 from microscale.errors import BadRequest, QueueFull
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 
 AGING_STEPS = 512
 """Steps in the queue after which a request counts as one priority better."""
@@ -155,7 +155,7 @@ class Scheduler:
             fresh += self._ledger.missing(request, ahead.first + ahead.slack + ahead.count)
         if tokens > self.limits.max_num_batched_tokens:
             return None
-        if fresh and fresh > min(pool.num_free for pool in self.pools.values()):
+        if fresh and fresh > min(self.pools[kind].num_free for kind in PAGED):
             return None
         for request in self._waiting.values():
             request.waited += 1

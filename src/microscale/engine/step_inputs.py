@@ -3,8 +3,10 @@
 The tokens of all sequences are laid end to end in one pinned buffer, which goes to the device in one copy. Page tables
 follow as far as they have changed (``tables``).
 
-    logit rows | their sequences | their lengths || tokens | positions | slots of each kind | starts | lengths
+    logit rows | their sequences | their lengths || tokens | positions | slots of each kind | starts | lengths | states
     in steps with prompts; fixed places          ||                      places depend on the step's key
+
+*States* are the slots of sequences in layers that carry a state; only models with such layers have them.
 
 A step is filled up to the sizes of its key with *padding*: sequences of up to ``longest`` tokens in the scratch page,
 then sequences without tokens. So a step gives the same result in any key that holds it.
@@ -27,16 +29,15 @@ from microscale.engine.page_tables import PageTables, Staging
 from microscale.engine.pages import PagePool
 from microscale.engine.work import Work
 from microscale.models.batch import ForwardBatch
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.recorded import Step
 from microscale.planning.following import Standing, move_on
-from microscale.planning.ops import AttentionBatch
+from microscale.planning.ops import AttentionBatch, StateBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = tuple(LayerKind)
-LINES = 2 + len(KINDS)
+LINES = 2 + len(PAGED)
 """Tokens, positions, slots of each kind."""
 MAX_VIEWS = 1024
 """Keys whose views are kept. Steps that no graph holds have any size."""
@@ -54,6 +55,7 @@ class _Views:
     lines: Any  # [LINES, tokens] int64
     starts: Any  # [sequences + 1] int32
     lens: Any  # [sequences] int32
+    states: Any  # [sequences] int32, or none
     end: int
     """Words up to the end of the step."""
     tokens: Tensor  # [tokens], on the device
@@ -78,14 +80,16 @@ class StepInputs:
         """All of these include padding. ``max_rows``: tokens of a step with prompts that give logits; ``max_pages``:
         per sequence."""
         self._page_size = page_size
-        self.tables = PageTables({kind: pools[kind] for kind in KINDS}, page_size, max_sequences, max_pages, device)
+        self.tables = PageTables({kind: pools[kind] for kind in PAGED}, page_size, max_sequences, max_pages, device)
         self._pages = self.tables.pages()
+        self._states = pools.get(LayerKind.LINEAR)
         self.max_rows = max_rows
         rows, row_lens = aligned(max_rows), aligned(-(-max_rows // 2))
         self._first = 2 * rows + row_lens
         """Words before the tokens."""
         lens = aligned(-(-(max_sequences + 1) // 2))
-        self._staging = Staging(self._first + LINES * aligned(max_tokens) + 2 * lens, device)
+        per_sequence = 2 if self._states is None else 3
+        self._staging = Staging(self._first + LINES * aligned(max_tokens) + per_sequence * lens, device)
         self._row_parts = [
             (buffer[:max_rows], buffer[rows:][:max_rows], buffer.view(torch.int32)[4 * rows :][:max_rows])
             for buffer in (self._staging.host, self._staging.on_device)
@@ -120,6 +124,9 @@ class StepInputs:
             firsts.append(0)
         self.tables.flush()
         self._lay_out(views, key, ids, firsts, counts)
+        if self._states is not None:
+            views.states[: len(schedule)] = [self._states.pages_of(work.request.request_id)[0] for work in schedule]
+            views.states[len(schedule) :] = self._states.num_pages
         if key.rows is not None:
             self._lay_rows(schedule, views)
         self._staging.send(self._first if key.rows is None else 0, views.end)
@@ -187,20 +194,28 @@ class StepInputs:
     def _make_views(self, key: Step) -> _Views:
         starts = self._first + LINES * aligned(key.tokens)
         lens = starts + aligned(-(-(key.sequences + 1) // 2))
-        end = lens + aligned(-(-key.sequences // 2))
+        states = lens + aligned(-(-key.sequences // 2))
+        num_states = 0 if self._states is None else key.sequences
+        end = states + aligned(-(-num_states // 2))
 
-        def parts(buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def parts(buffer: Tensor) -> list[Tensor]:
             lines = buffer[self._first : starts].view(LINES, -1)[:, : key.tokens]
             halves = buffer.view(torch.int32)
-            return lines, halves[2 * starts :][: key.sequences + 1], halves[2 * lens :][: key.sequences]
+            places = ((starts, key.sequences + 1), (lens, key.sequences), (states, num_states))
+            return [lines, *(halves[2 * place :][:count] for place, count in places)]
 
-        lines, query_start, context_lens = parts(self._staging.on_device)
+        lines, query_start, context_lens, states_of = parts(self._staging.on_device)
         token_ids, positions, *slots = lines
         attention = {}
-        for kind in KINDS:
+        for kind in PAGED:
             table = self.tables.of(kind, key.sequences, key.pages)
             attention[kind] = AttentionBatch(query_start, context_lens, table, key.longest, verify=key.verify)
-        batch = ForwardBatch(token_ids, positions, attention, dict(zip(KINDS, slots, strict=True)), None)
+        state_batch = None
+        if self._states is not None:
+            longest, verify = key.longest, key.verify
+            state_batch = StateBatch(query_start, context_lens, states_of, states_of[:, None], longest, verify)
+        slots_of = dict(zip(PAGED, slots, strict=True))
+        batch = ForwardBatch(token_ids, positions, attention, slots_of, None, state_batch)
         standing = Standing(positions, lines[2:], context_lens, tokens=token_ids)
         on_host = [part.numpy() for part in parts(self._staging.host)]
-        return _Views(on_host[0], on_host[1], on_host[2], end, token_ids, batch, standing)
+        return _Views(on_host[0], on_host[1], on_host[2], on_host[3], end, token_ids, batch, standing)

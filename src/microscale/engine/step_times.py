@@ -20,7 +20,7 @@ from microscale.engine.limits import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
 from microscale.planning import registry
 from microscale.planning.decision import Plan
-from microscale.planning.estimate import decoding, verified
+from microscale.planning.estimate import decoding, of_states, verified
 from microscale.planning.paths import PathList, ask
 from microscale.planning.plan import BUCKETS, Setup, T, TimeOf, Use
 
@@ -62,6 +62,8 @@ class StepTimes(Generic[T]):
                 spec = verified(spec, batch, drafts, context, self.setup.kv_size == 1)
             elif use.op == "attention":
                 spec = decoding(spec, batch, context, self.setup.kv_size == 1)
+            elif use.op == "recurrent":
+                spec = of_states(spec, batch, 1 + drafts, verify=drafts > 0)
             elif use.op == "small" and drafts:
                 # Several tokens of a sequence are rotated in a launch of their own, as are those of many sequences.
                 spec = replace(spec, tokens=max(tokens, FUSED_SEQUENCES + 1))
@@ -94,7 +96,8 @@ class StepTimes(Generic[T]):
                 if count:
                     spec, name = self._chosen(use, rows)
                     changes = {"tokens": rows} | ({"context": cached + tokens} if use.op == "attention" else {})
-                    times.append((name, self._time(use, name, replace(spec, **changes)).times(count)))
+                    spec = of_states(spec, 1, rows) if use.op == "recurrent" else replace(spec, **changes)
+                    times.append((name, self._time(use, name, spec).times(count)))
             if times:
                 yield StepPart(use.layer, times[0][0], reduce(add, (time for _, time in times)))
 

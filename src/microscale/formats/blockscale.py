@@ -116,7 +116,7 @@ class BlockScaled:
         rows = None if self.row_scales is None else change(self.row_scales)
         return BlockScaled(change(self.values), change(self.scales), self.format, rows)
 
-    def __getitem__(self, index: int | slice | Tensor | None) -> BlockScaled:
+    def __getitem__(self, index: int | slice | list[int] | Tensor | None) -> BlockScaled:
         """A slice along the first axis, which must not be the last one; rows in another order, by their numbers."""
         if self.values.dim() < 2:
             raise Unsupported("A block-scaled vector has no axis to index.")

@@ -62,7 +62,7 @@ class ChannelScaled:
         """``change`` of both tensors, for what leaves the last axis as it is."""
         return ChannelScaled(change(self.values), change(self.scales))
 
-    def __getitem__(self, index: int | slice | Tensor) -> ChannelScaled:
+    def __getitem__(self, index: int | slice | list[int] | Tensor) -> ChannelScaled:
         """A slice along the first axis, which must not be the last one; rows in another order, by their numbers."""
         if self.values.dim() < 2:
             raise Unsupported("A channel-scaled vector has no axis to index.")

@@ -42,9 +42,11 @@ class ShapeOnly:
         sizes[first], sizes[second] = sizes[second], sizes[first]
         return replace(self, shape=tuple(sizes))
 
-    def __getitem__(self, rows: slice | None) -> ShapeOnly:
-        """Some rows, or (``None``) one more axis in front."""
+    def __getitem__(self, rows: slice | list[int] | None) -> ShapeOnly:
+        """Some rows, rows by their numbers, or (``None``) one more axis in front."""
         if rows is None:
             return replace(self, shape=(1, *self.shape))
+        if isinstance(rows, list):
+            return replace(self, shape=(len(rows), *self.shape[1:]))
         count = len(range(*rows.indices(self.shape[0])))
         return ShapeOnly((count, *self.shape[1:]), self.itemsize, self)

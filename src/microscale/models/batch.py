@@ -6,14 +6,14 @@ on the model's device, so that a kernel reads lengths and tables there and a cap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from microscale.models.config import LayerKind
-from microscale.planning.ops import AttentionBatch, PagedKv
+from microscale.planning.ops import AttentionBatch, PagedKv, StateBatch, StateCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,8 @@ class ForwardBatch:
     logits: LogitRows | None
     """``None``: those of all tokens, and nothing is picked out, which would be launches of their own in every decoding
     step."""
+    states: StateBatch | None = None
+    """Where the states of the sequences are, for a model that has such layers."""
 
 
 KvScales: TypeAlias = tuple[float, float]
@@ -51,9 +53,10 @@ KvScales: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True)
 class KvCache:
-    """Paged keys and values of every layer."""
+    """What every layer keeps: keys and values in pages, or states in slots."""
 
-    layers: tuple[PagedKv, ...]
+    layers: tuple[Any, ...]
+    """Of each a ``PagedKv``, or of layers with states a ``StateCache``."""
     page_size: int
 
     @classmethod
@@ -66,14 +69,20 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         scales: Sequence[KvScales] = (),
+        new_states: Callable[[int], StateCache] | None = None,
     ) -> KvCache:
         """Pages for each layer by its kind; a head shape is (kv_heads, head_dim), uint8 means E4M3. ``scales``: of the
-        codes of each layer; none: 1, so that keys and values saturate at 448.
+        codes of each layer; none: 1, so that keys and values saturate at 448. ``new_states``: makes so many slots of a
+        layer with states.
 
-        The memory is not cleared: attention reads no position that was not written.
+        The memory is not cleared: nothing is read that was not written.
         """
-        layers = []
+        layers: list[PagedKv | StateCache] = []
         for layer_idx, kind in enumerate(kinds):
+            if kind is LayerKind.LINEAR:
+                assert new_states is not None
+                layers.append(new_states(num_pages[kind]))
+                continue
             kv_heads, head_dim = head_shapes[kind]
             shape = (num_pages[kind], kv_heads, page_size, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))

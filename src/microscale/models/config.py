@@ -56,10 +56,16 @@ OWN_FORMATS = HeadFormats()
 
 
 class LayerKind(StrEnum):
-    """What the attention of a layer sees. The values are the words of ``layer_types`` in config.json."""
+    """What a layer sees of the tokens before. The values are the words of ``layer_types`` in config.json."""
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
+    LINEAR = "linear_attention"
+    """A state that goes from token to token: no keys and values, and nothing that grows."""
+
+
+PAGED = (LayerKind.FULL, LayerKind.SLIDING)
+"""Kinds whose keys and values are in pages. Every model has pools for both, so that the engine knows one case."""
 
 
 class ModelConfig(Protocol):
@@ -220,11 +226,13 @@ def read_num_layers(file: JsonObject) -> int:
     return num_layers
 
 
-def read_layer_kinds(file: JsonObject, default: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
-    """``default``: the kinds where the file has no ``layer_types``."""
+def read_layer_kinds(
+    file: JsonObject, default: Sequence[LayerKind], known: Sequence[LayerKind] = PAGED
+) -> tuple[LayerKind, ...]:
+    """``default``: the kinds where the file has no ``layer_types``. ``known``: what the family computes."""
     names = file.optional("layer_types", list, list(default))
-    words = ", ".join(LayerKind)
-    if not all(isinstance(name, str) and name in set(LayerKind) for name in names):
+    words = ", ".join(known)
+    if not all(isinstance(name, str) and name in known for name in names):
         raise file.fault("layer_types", f"may hold only {words}")
     return tuple(LayerKind(name) for name in names)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.taps import Taps
 from microscale.models.weights import Weights, tied_lm_head
-from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops, PagedKv, RopeTable
+from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops, PagedKv, RopeTable, StateCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,12 @@ class DecoderLayer(Protocol[State]):
     def uses(self) -> Mapping[str, str]:
         """Attribute → its name in plans. ``microscale profile`` times each."""
 
-    def forward(
-        self, x: Tensor, state: State, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
-    ) -> tuple[Tensor, State]:
+    def forward(self, x: Tensor, state: State, batch: ForwardBatch, kv: Any, rope: RopeTable) -> tuple[Tensor, State]:
         """``x [tokens, hidden]``, the residual stream, and the state, one layer on."""
+
+
+class AttentionLayer(DecoderLayer[State], Protocol[State]):
+    """A layer that can be run in two parts. The last one of every model is one."""
 
     def queries(
         self, x: Tensor, state: State, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
@@ -122,10 +124,14 @@ class Decoder(ABC, Generic[State]):
         """KV heads and their size, for each kind of layer."""
 
     def new_cache(self, num_pages: Mapping[LayerKind, int]) -> KvCache:
-        """An empty KV cache with this many pages for each kind of layer."""
+        """An empty cache with this many pages, or slots, for each kind of layer."""
         kinds, shapes = self.config.layer_kinds, self.head_shapes()
         dtype, scales = self.ops.kv_dtype, self.kv_scales
-        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, dtype, self.device, scales)
+        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, dtype, self.device, scales, self.new_states)
+
+    def new_states(self, num_slots: int) -> StateCache:
+        """Slots of a layer with states, where the family has such."""
+        raise NotImplementedError
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:
@@ -156,7 +162,7 @@ class Decoder(ABC, Generic[State]):
         A tap after the last layer needs all tokens there too; the tail then computes its few rows again.
         """
         x, state = self._run(len(self.layers) - 1, batch, kv, taps)
-        last, last_kv = self.layers[-1], kv.layers[-1]
+        last, last_kv = self._last, kv.layers[-1]
         q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
         if taps is not None and taps.at(len(self.layers)) is not None:
             self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
@@ -165,8 +171,12 @@ class Decoder(ABC, Generic[State]):
     @without_gradients
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         """Logits of some tokens, from what the body gave for them."""
-        last = self.layers[-1]
+        last = self._last
         return self.end(*last.attend(q, x, kv.layers[-1], queries[last.kind]))
+
+    @property
+    def _last(self) -> AttentionLayer[State]:
+        return cast("AttentionLayer[State]", self.layers[-1])
 
     def _run(self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None) -> tuple[Tensor, State]:
         """The first layers, and the taps up to the end of them."""

@@ -22,6 +22,9 @@ from microscale.models.gpt_oss import config as gpt_oss
 from microscale.models.gpt_oss import weights as gpt_oss_weights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.known_checkpoints import PUBLISHED, preset_of, refuse_architecture
+from microscale.models.qwen3_5 import config as qwen3_5
+from microscale.models.qwen3_5 import weights as qwen3_5_weights
+from microscale.models.qwen3_5.model import Qwen35
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
@@ -96,7 +99,17 @@ QWEN3_MOE = ModelFamily(
     open=qwen3_moe_weights.open_qwen3_moe,
     build=Qwen3Moe,
 )
-FAMILIES: tuple[ModelFamily[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
+QWEN3_5 = ModelFamily(
+    model_types=qwen3_5.MODEL_TYPES,
+    config=qwen3_5.Qwen35Config,
+    presets=qwen3_5.PRESETS,
+    preset=qwen3_5.preset,
+    read=qwen3_5.read_config,
+    table=qwen3_5_weights.tensor_table,
+    open=qwen3_5_weights.open_qwen3_5,
+    build=Qwen35,
+)
+FAMILIES: tuple[ModelFamily[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE, QWEN3_5)
 """The first reads files without a ``model_type``."""
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made in advance."""

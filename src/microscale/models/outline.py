@@ -19,7 +19,7 @@ from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
 from microscale.parallel.sharding import Shard
-from microscale.planning.ops import Activations, AttentionSpec, Use
+from microscale.planning.ops import Activations, AttentionSpec, RecurrentSpec, Use
 from microscale.planning.recording_ops import RecordingOps
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 NO_DEVICE = cast("torch.device", SimpleNamespace(type="none"))
 """Where shapes are."""
+MIXERS = ("attention", "recurrent")
+"""One of these is in each decoder layer, and tells its kind."""
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
 
@@ -53,6 +55,8 @@ class Outline:
     name: str
     uses: tuple[Use, ...]
     cached: tuple[CachedLayers, ...]
+    state_bytes: int
+    """Of one sequence, in all layers with states."""
     vocab_size: int
     hidden: int
     tied: bool
@@ -80,20 +84,21 @@ def outline(name: str, config: ModelConfig, activations: Activations, page_size:
         for use in uses
         if isinstance(use.spec, AttentionSpec)
     )
+    states = sum(use.count * use.spec.slot_bytes for use in uses if isinstance(use.spec, RecurrentSpec))
     *_, last, behind = ops.layers
     closing = frozenset(use.layer for use in (*_after_keys(last), *behind))
     other = tensors.num_bytes - ops.weight_bytes
     sizes = (config.vocab_size, config.hidden, ops.tied, other, config.max_context)
-    return Outline(name, uses, cached, *sizes, closing)
+    return Outline(name, uses, cached, states, *sizes, closing)
 
 
 def in_order(layers: Sequence[Sequence[Use]]) -> list[Use]:
-    """Every use once, with how often it is there. Layers whose attention is of one kind are listed part by part, in all
+    """Every use once, with how often it is there. Layers of one kind are listed part by part, in all
     formats that a part has. A part that only a later kind has comes before what follows it there."""
     counts: Counter[Use] = Counter(use for layer in layers for use in layer)
     kinds: dict[str | None, list[Sequence[Use]]] = {}
     for layer in layers:
-        kinds.setdefault(next((use.layer for use in layer if use.op == "attention"), None), []).append(layer)
+        kinds.setdefault(next((use.layer for use in layer if use.op in MIXERS), None), []).append(layer)
     order: list[Use] = []
     for alike in kinds.values():
         place = len(order)

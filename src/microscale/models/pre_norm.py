@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -117,22 +117,47 @@ class PreNormConfig:
         return replace(self, num_layers=len(kinds), layer_kinds=kinds)
 
 
-@dataclass(eq=False)
-class PreNormLayer:
-    """One layer, bound to its kernels. A profile replaces them by its own."""
+@dataclass(eq=False, kw_only=True)
+class ResidualLayer:
+    """What all such layers have, bound to its kernels. A profile replaces them by its own."""
 
     kind: LayerKind
     config: PreNormConfig
     attn_norm: Tensor
     qkv: Dense
-    head_norms: HeadNorms | None
-    attention: Attention
     o: Dense
     mlp_norm: Tensor
     router: Router
     experts: Moe
     small: Small
     ranks: RankSums
+
+    def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the residual stream with what is to be added to it, and that."""
+        return self.small.add_rms_norm(added, x, weight, self.config.rms_epsilon)
+
+    def first_norm(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
+        """The norm that the layer begins with, and the residual stream."""
+        if added is None:
+            return self.small.rms_norm(x, self.attn_norm, self.config.rms_epsilon), x
+        return self.add_norm(added, x, self.attn_norm)
+
+    def feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
+        added = self.ranks.sum(self.o(attended))
+        normed, x, routing = self.small.add_norm_route(
+            added, x, self.mlp_norm, self.config.rms_epsilon, self.router, self.config.top_k
+        )
+        if self.ranks.world == 1 and self.experts.why_not_parts(x.shape[0]) is None:
+            return x, self.experts.parts(normed, routing)
+        return x, self.ranks.sum(self.experts(normed, routing))
+
+
+@dataclass(eq=False, kw_only=True)
+class PreNormLayer(ResidualLayer):
+    """A layer with attention."""
+
+    head_norms: HeadNorms | None
+    attention: Attention
 
     @property
     def uses(self) -> dict[str, str]:
@@ -145,7 +170,8 @@ class PreNormLayer:
         qkv, x = self._project(x, state)
         queries = batch.attention[self.kind]
         if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
-            return self._feed_forward(self.attention.from_heads(qkv, rope, self.head_norms, kv, queries), x)
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+            return self.feed_forward(attended.flatten(1), x)
         return self.attend(self._write(qkv, batch, kv, rope), x, kv, queries)
 
     def queries(
@@ -157,35 +183,19 @@ class PreNormLayer:
     def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Added]:
         if not x.shape[0]:
             return x, x
-        return self._feed_forward(self.attention(q, kv, queries), x)
+        return self.feed_forward(self.attention(q, kv, queries).flatten(1), x)
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
         epsilon = self.config.rms_epsilon
         if isinstance(added, torch.Tensor) and self.qkv.why_not_fused_norm(x.shape[0]) is None:
             qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
             return qkv.view(x.shape[0], -1, self.config.head_dim), x
-        if added is None:
-            normed = self.small.rms_norm(x, self.attn_norm, epsilon)
-        else:
-            normed, x = self.add_norm(added, x, self.attn_norm)
+        normed, x = self.first_norm(x, added)
         return self.qkv(normed).view(x.shape[0], -1, self.config.head_dim), x
 
     def _write(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
         heads, slots = self.config.num_heads, batch.slots[self.kind]
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
-
-    def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of the residual stream with what is to be added to it, and that."""
-        return self.small.add_rms_norm(added, x, weight, self.config.rms_epsilon)
-
-    def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
-        added = self.ranks.sum(self.o(attended.flatten(1)))
-        normed, x, routing = self.small.add_norm_route(
-            added, x, self.mlp_norm, self.config.rms_epsilon, self.router, self.config.top_k
-        )
-        if self.ranks.world == 1 and self.experts.why_not_parts(x.shape[0]) is None:
-            return x, self.experts.parts(normed, routing)
-        return x, self.ranks.sum(self.experts(normed, routing))
 
 
 Config = TypeVar("Config", bound=PreNormConfig)
@@ -223,10 +233,11 @@ class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
     """A whole model of such layers. A family defines how a layer is bound to its kernels, and its rope."""
 
     config: Config
-    layers: Sequence[PreNormLayer]
+    layers: Sequence[Any]
+    """Each a ``ResidualLayer``."""
 
     @abstractmethod
-    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> PreNormLayer: ...
+    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> Any: ...
 
     @abstractmethod
     def rope_table(self) -> RopeTable: ...

@@ -93,16 +93,17 @@ class Quantisation:
             )
         return formats[names[0]]
 
-    def uniform(self, num_layers: int, names: Sequence[str]) -> str:
-        """The one format of these modules in all layers, for a family whose layers are alike."""
-        formats = [self.format(layer_idx, names) for layer_idx in range(num_layers)]
-        odd = next((layer_idx for layer_idx, fmt in enumerate(formats) if fmt != formats[0]), None)
+    def uniform(self, layers: Sequence[int], names: Sequence[str]) -> str:
+        """The one format of these modules in all of these layers, for a family whose layers are alike."""
+        formats = {layer_idx: self.format(layer_idx, names) for layer_idx in layers}
+        first = formats[layers[0]]
+        odd = next((layer_idx for layer_idx, fmt in formats.items() if fmt != first), None)
         if odd is not None:
             raise Unsupported(
-                f"{self.source}: {', '.join(names)} are in {formats[0].upper()} in layer 0 and in "
+                f"{self.source}: {', '.join(names)} are in {first.upper()} in layer {layers[0]} and in "
                 f"{formats[odd].upper()} in layer {odd}; supported is one format for all layers."
             )
-        return formats[0]
+        return first
 
 
 def read_quantisation(folder: Path | None, config: JsonObject, prefixes: Sequence[str]) -> Quantisation:

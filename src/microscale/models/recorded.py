@@ -31,6 +31,7 @@ from microscale.planning.ops import (
     Logits,
     Ops,
     SamplingBatch,
+    StateBatch,
     recording,
 )
 
@@ -72,9 +73,10 @@ class Step:
             each = -(-self.rows // self.sequences)
             logits = LogitRows(_longs(self.rows), of_each(min(self.rows, self.sequences), each))
         slots = dict.fromkeys(LayerKind, _longs(self.tokens))
-        return ForwardBatch(
-            _longs(self.tokens), _longs(self.tokens), of_each(self.sequences, self.longest), slots, logits
-        )
+        starts, lens, read = _ints(self.sequences + 1), _ints(self.sequences), _ints(self.sequences)
+        states = StateBatch(starts, lens, read, read[:, None], self.longest, self.verify)
+        attention = of_each(self.sequences, self.longest)
+        return ForwardBatch(_longs(self.tokens), _longs(self.tokens), attention, slots, logits, states)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,15 @@ from microscale.kernels.moe.spec import (
     Routing,
 )
 from microscale.kernels.op import Reason
+from microscale.kernels.recurrent.spec import (
+    RecurrentOp,
+    RecurrentPath,
+    RecurrentSpec,
+    RecurrentWeights,
+    StateBatch,
+    StateCache,
+    StepShape,
+)
 from microscale.kernels.sampling.spec import (
     Sampled,
     SamplingBatch,
@@ -257,6 +266,29 @@ class Attention:
         return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
 
 
+class RecurrentKind:
+    """All layers with states of one kind."""
+
+    def __init__(self, choice: LayerChoice[RecurrentOp, RecurrentSpec]) -> None:
+        self.choice = choice
+        self.runs: PathCache[tuple[int, StepShape], tuple[RecurrentOp, RecurrentSpec, RecurrentPath]] = PathCache(
+            lambda key: choice.path(lambda entry: entry.paths, key[0], step=key[1])
+        )
+
+
+class Recurrent:
+    """A bound layer with states."""
+
+    def __init__(self, kind: RecurrentKind, weights: RecurrentWeights) -> None:
+        self._kind = kind
+        self._gpu = kind.choice.gpu
+        self._weights = weights
+
+    def __call__(self, projected: Tensor, gates: Tensor, cache: StateCache, batch: StateBatch) -> Tensor:
+        entry, spec, path = self._kind.runs[projected.shape[0], batch.shape]
+        return entry.run(spec, self._gpu, projected, gates, self._weights, cache, batch, path)
+
+
 class SmallKind:
     """The small ops of one kind of layers."""
 
@@ -268,11 +300,11 @@ class SmallKind:
         def routed(tokens: int, router: RouterShape) -> SmallSpec:
             return replace(spec, tokens=tokens, router=router)
 
-        self.routes: PathCache[tuple[int, bool, bool], RoutePath] = PathCache(
-            lambda key: path_for(chosen.route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        self.routes: PathCache[tuple[int, RouterShape], RoutePath] = PathCache(
+            lambda key: path_for(chosen.route_paths, routed(*key), gpu)
         )
-        self.norm_add_norm_routes: PathCache[tuple[int, bool, bool, int], NormAddNormRoutePath] = PathCache(
-            lambda key: path_for(chosen.norm_add_norm_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        self.norm_add_norm_routes: PathCache[tuple[int, RouterShape], NormAddNormRoutePath] = PathCache(
+            lambda key: path_for(chosen.norm_add_norm_route_paths, routed(*key), gpu)
         )
 
 
@@ -293,15 +325,14 @@ class Small:
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
     ) -> Routed:
         """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
-        path = self._kind.routes[x.shape[0], router.bias is not None, router.expert_scale is not None]
+        path = self._kind.routes[x.shape[0], router.shape()]
         return self._kind.ops.add_norm_route(x, residual, weight, epsilon, router, top_k, path)
 
     def norm_add_norm_route(
         self, x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int
     ) -> Routed:
         """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
-        has = router.bias is not None, router.expert_scale is not None
-        path = self._kind.norm_add_norm_routes[x.shape[0], *has, around.after.shape[0] - 1]
+        path = self._kind.norm_add_norm_routes[x.shape[0], router.shape(around.after.shape[0] - 1)]
         return self._kind.ops.norm_add_norm_route(x, residual, around, router, top_k, path)
 
 

@@ -16,6 +16,7 @@ from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.moe.cost import expected_experts
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Cost, Implementation
+from microscale.kernels.recurrent.spec import RecurrentSpec, StepShape
 
 DECODING_TOKENS = 256
 """The most sequences that are expected to decode together; a larger batch is counted as one prompt."""
@@ -106,6 +107,11 @@ def verified(spec: AttentionSpec, sequences: int, drafts: int, context: int, kv_
     pages = -(-(context + drafts) // spec.page_size)
     shape = BatchShape(sequences, 1 + drafts, pages, kv_fp8, verify=True)
     return replace(spec, tokens=sequences * (1 + drafts), context=context, batch=shape)
+
+
+def of_states(spec: RecurrentSpec, sequences: int, longest: int, *, verify: bool = False) -> RecurrentSpec:
+    """The spec of a step of sequences that have ``longest`` new tokens each."""
+    return replace(spec, tokens=sequences * longest, step=StepShape(sequences, longest, verify))
 
 
 def distinct_experts(spec: Any, tokens: int) -> float:

@@ -23,6 +23,7 @@ from microscale.kernels.launch import Kernel, Launch, recording
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Parts, Routing
 from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
 from microscale.kernels.op import Activations, torch_dtype
+from microscale.kernels.recurrent.spec import RecurrentSpec, RecurrentWeights, StateBatch, StateCache
 from microscale.kernels.sampling.spec import (
     PROMPT_BIT,
     Bias,
@@ -42,6 +43,8 @@ from microscale.planning.bound import (
     Embedding,
     Moe,
     MoeKind,
+    Recurrent,
+    RecurrentKind,
     Sampling,
     Small,
     SmallKind,
@@ -128,6 +131,7 @@ class Ops:
         self._moe_kinds: dict[str, MoeKind] = {}
         self._dense_kinds: dict[str, DenseKind] = {}
         self._attention_kinds: dict[str, AttentionKind] = {}
+        self._recurrent_kinds: dict[str, RecurrentKind] = {}
         self._small_kinds: dict[str, SmallKind] = {}
 
     @property
@@ -187,6 +191,10 @@ class Ops:
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Attention:
         choice = self._choose("attention", layer, spec, registry.attention)
         return Attention(self._attention_kinds.setdefault(layer, AttentionKind(choice)), sinks)
+
+    def recurrent(self, layer: str, spec: RecurrentSpec, weights: RecurrentWeights) -> Recurrent:
+        choice = self._choose("recurrent", layer, spec, registry.recurrent)
+        return Recurrent(self._recurrent_kinds.setdefault(layer, RecurrentKind(choice)), weights)
 
     def small(self, spec: SmallSpec, layer: str = "small") -> Small:
         """Norms, rope, KV write and routing: one implementation for all of them."""
@@ -252,6 +260,9 @@ __all__ = [
     "Parts",
     "Preference",
     "RankSums",
+    "Recurrent",
+    "RecurrentSpec",
+    "RecurrentWeights",
     "RopeTable",
     "Router",
     "Routing",
@@ -263,6 +274,8 @@ __all__ = [
     "SideStream",
     "Small",
     "SmallSpec",
+    "StateBatch",
+    "StateCache",
     "Use",
     "recording",
 ]

@@ -16,6 +16,7 @@ from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe.spec import Gate
 from microscale.kernels.op import Activations
+from microscale.kernels.recurrent.spec import RecurrentSpec, RecurrentWeights
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
 from microscale.planning.choose_kernel import Preference
@@ -93,6 +94,9 @@ class RecordingOps(Ops):
 
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Any:
         return self._note("attention", layer, spec)
+
+    def recurrent(self, layer: str, spec: RecurrentSpec, weights: RecurrentWeights) -> Any:
+        return self._note("recurrent", layer, spec)
 
     def small(self, spec: SmallSpec, layer: str = "small") -> Any:
         return self._note("small", layer, spec)

@@ -27,6 +27,8 @@ from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation
+from microscale.kernels.recurrent.reference import ReferenceRecurrent
+from microscale.kernels.recurrent.spec import RecurrentOp
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.reference import ReferenceSampling
 from microscale.kernels.sampling.spec import SamplingOp
@@ -55,6 +57,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonMxfp4A8(),
     ReferenceAttention(),
     PagedAttention(),
+    ReferenceRecurrent(),
     ReferenceSmall(),
     TritonSmall(),
     ReferenceSampling(),
@@ -91,6 +94,10 @@ def dense(name: str) -> DenseOp[Any]:
 
 def attention(name: str) -> AttentionOp:
     return cast("AttentionOp", find("attention", name))
+
+
+def recurrent(name: str) -> RecurrentOp:
+    return cast("RecurrentOp", find("recurrent", name))
 
 
 def small(name: str) -> SmallOps:

@@ -29,7 +29,7 @@ from microscale.engine.scheduler import Scheduler
 from microscale.engine.speculation.drafter import DraftTarget
 from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import Speculation, describe_drafts
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import AnyModel, ModelConfig
 from microscale.planning.decision import Decision, Plan
 from microscale.planning.precision import Precision
@@ -205,8 +205,13 @@ def assemble(
 
     ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
     the ranks that run it together."""
-    pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
+    pages = {kind: pages[kind] for kind in PAGED}
+    if LayerKind.LINEAR in config.layer_kinds:
+        # One slot for the states of each sequence. A prefix could only be shared with the states at its end.
+        pages[LayerKind.LINEAR] = limits.max_num_seqs
+        limits = replace(limits, prefix_caching=False)
+    pools = {kind: PagePool(count) for kind, count in pages.items()}
     if speculation is not None:
         limits = replace(limits, key_lookahead=speculation.key_lookahead)
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)

@@ -1,7 +1,7 @@
 """What a model takes, before it is loaded: weights by layer kind, KV cache, activations, graphs, and what fits.
 
     usable = weights + runtime + graphs + activations of one step + KV cache
-    KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page)
+    KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page; states)
              + sliding layers: one step
 
 A step writes its keys before it attends, so for its length sliding layers hold the step's tokens as well as their
@@ -23,7 +23,7 @@ from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.outline import AT_THE_END, Outline
 from microscale.planning import registry
 from microscale.planning.decision import Plan
-from microscale.planning.ops import AttentionSpec, DenseSpec, MoeSpec
+from microscale.planning.ops import AttentionSpec, DenseSpec, MoeSpec, RecurrentSpec
 from microscale.planning.plan import Setup
 from microscale.planning.precision import BITS
 
@@ -104,10 +104,14 @@ class KvNeed:
     page_size: int
     step_tokens: int
     draft_tokens: int = 0
+    states: int = 0
+    """Of a sequence in layers with states, however long it is."""
 
     def bytes(self, context: int, sequences: int) -> int:
         pages = -(-context // self.page_size)
-        return sequences * (self.full_per_token * pages * self.page_size + self._sliding(pages)) + self._step(pages)
+        each = self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
+        # Steps are filled up with a sequence that is nobody's.
+        return sequences * each + self._step(pages) + self.states
 
     def per_sequence_sliding(self) -> int:
         """All that a long sequence takes in sliding layers: the window and one page more."""
@@ -197,7 +201,7 @@ class Memory:
         # A model without full layers gives their pages no bytes; then any number will do.
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
         sliding_bytes = kv.sliding_per_position * kv.page_size
-        left = self.usable - self.fixed - sliding * sliding_bytes
+        left = self.usable - self.fixed - sliding * sliding_bytes - (work.sequences + 1) * kv.states
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
         full = max((left - kept) // full_bytes, work.sequences * context)
         if self.gpu.is_cpu:
@@ -219,6 +223,7 @@ class Memory:
             "usable": self.usable,
             "kv_full_per_token": self.kv.full_per_token,
             "kv_sliding_per_sequence": self.kv.per_sequence_sliding(),
+            "states_per_sequence": self.kv.states,
         }
 
 
@@ -289,7 +294,7 @@ def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
         full += workload.head.cached_numbers
     size = setup.kv_size
     step, drafts = workload.step_tokens, workload.draft_tokens
-    return KvNeed(full * size, sliding * size, window, workload.page_size, step, drafts)
+    return KvNeed(full * size, sliding * size, window, workload.page_size, step, drafts, outline.state_bytes)
 
 
 def _activations(outline: Outline, workload: Workload) -> int:
@@ -325,6 +330,8 @@ def _working_bytes(spec: object) -> int:
         return 2 * (spec.rows + spec.columns)
     if isinstance(spec, MoeSpec):
         return 2 * (2 * spec.hidden + spec.top_k * (spec.intermediate + spec.hidden))
+    if isinstance(spec, RecurrentSpec):
+        return 2 * (spec.channels + 2 * spec.width) + 4 * (spec.channels + spec.width)
     if isinstance(spec, AttentionSpec):
         return 4 * spec.num_heads * spec.head_dim
     return 0

@@ -16,7 +16,7 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.hardware import WARP_SIZE
 from microscale.kernels.compiling.job import workers
 from microscale.kernels.compiling.warming import Warming
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED
 from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, Wanted, bind_shapes, record
@@ -44,7 +44,7 @@ def recorded(
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, ranks=ranks)
     kernels = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens, wanted)
     if draft_tokens:
-        kernels |= record_following(len(LayerKind))
+        kernels |= record_following(len(PAGED))
     if head is not None:
         own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
         kernels |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)

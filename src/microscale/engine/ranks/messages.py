@@ -100,7 +100,7 @@ class RankRow(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     logits: Natural
     scoring: bool
     held: Annotated[tuple[HeldPages, ...], Meta(max_length=16)]
-    """In the order of ``LayerKind``."""
+    """In the order of ``Assemble.pages``."""
     following: Token | None = None
     """The prompt's next token after this chunk; ``None`` where the chunk ends the prompt."""
 

@@ -58,7 +58,7 @@ class StepWriter:
     def _row(self, work: Work) -> RankRow:
         request, sent = work.request, self._sequence(work.request)
         tokens = () if work.ahead else tuple(work.tokens[: work.count - len(work.drafts)])
-        held = tuple(self._held(sent, kind, request.request_id) for kind in LayerKind)
+        held = tuple(self._held(sent, kind, request.request_id) for kind in self._pools)
         following = None if work.wants_logits else request.tokens[work.first + work.count]
         logits, scoring = work.num_logits, request.scoring
         return RankRow(sent.number, work.first, work.count, tokens, work.drafts, logits, scoring, held, following)
@@ -143,7 +143,7 @@ class StepReader:
         request = self._requests.get(row.number)
         if request is None:
             request = self._requests[row.number] = MirroredRequest(str(row.number), (), SamplingParams())
-        for kind, held in zip(LayerKind, row.held, strict=True):
+        for kind, held in zip(self._pools, row.held, strict=True):
             self._pools[kind].hold(request.request_id, held)
         own = row.count - len(row.drafts)
         if not (ahead and own == 1) and len(row.tokens) != own:

@@ -68,9 +68,9 @@ def tile_bound(pairs: int, num_experts: int, block: int) -> int:
     return used + (pairs - used) // block
 
 
-def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
-    """``logits [tokens, experts]`` → ids and weights ``[tokens, top_k]``."""
-    job = _job(logits.shape[0], logits.shape[1], top_k, sorts=False)
+def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, always: bool = False) -> Routing:
+    """``logits [tokens, experts]`` → ids and weights ``[tokens, top_k]``. ``always``: as ``Router`` has it."""
+    job = _job(logits.shape[0], logits.shape[1] - always, top_k, sorts=False, always=always)
     routing = job.new_routing(logits.device)
     if job.tokens:
         job.choose(logits, routing, expert_scale, None)
@@ -91,13 +91,16 @@ class _RoutingSizes:
 
     tokens: int
     num_experts: int
+    """Of those that are chosen among."""
     top_k: int
     sorts: bool
+    always: bool = False
+    """One expert more has the last of the ``top_k`` slots."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
             raise Unsupported(f"Routing takes 1 to {MAX_EXPERTS} experts, not {self.num_experts}.")
-        if not 1 <= self.top_k <= min(MAX_TOP_K, self.num_experts):
+        if not 1 <= self.top_k <= min(MAX_TOP_K, self.num_experts + self.always):
             raise Unsupported(
                 f"Routing takes the top 1 to {MAX_TOP_K} of {self.num_experts} experts, not {self.top_k}."
             )
@@ -124,6 +127,7 @@ class _RoutingSizes:
             "E_PAD": self.e_pad,
             "FROM_LOGITS": logits is not None,
             "HAS_SCALE": expert_scale is not None,
+            "ALWAYS": self.always,
         }
 
     @cached_property
@@ -189,9 +193,9 @@ class _RoutingSizes:
 
 
 @lru_cache(MAX_JOBS)
-def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _RoutingSizes:
+def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool, always: bool = False) -> _RoutingSizes:
     """One for each size: all layers of a step have the same."""
-    return _RoutingSizes(tokens, num_experts, top_k, sorts)
+    return _RoutingSizes(tokens, num_experts, top_k, sorts, always)
 
 
 def _row_stride(logits: Tensor | None) -> int:

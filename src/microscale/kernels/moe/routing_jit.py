@@ -38,8 +38,10 @@ def choose(
     K_PAD: tl.constexpr,
     E_PAD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    ALWAYS: tl.constexpr = False,
 ):
-    """Top-k and its softmax for ``rows``: writes ids and weights, returns ``slot [rows, E_PAD]``.
+    """Top-k and its softmax for ``rows``: writes ids and weights, returns ``slot [rows, E_PAD]``. ALWAYS: the last slot
+    goes to one expert more, by the sigmoid of its logit; it is in no slot matrix.
 
     The key holds the logit above the negated index: its maximum is the largest logit and, among equals, the lowest
     index, and no key occurs twice. NaN ranks above +inf, so a row with a NaN gets NaN weights, and ids in range.
@@ -58,7 +60,8 @@ def choose(
     ids = tl.zeros([rows.shape[0], K_PAD], tl.int32)
     values = tl.full([rows.shape[0], K_PAD], float("-inf"), tl.float32)
     mark = tl.full([], NEVER + 1, tl.int64)
-    for i in range(TOP_K):
+    CHOSEN: tl.constexpr = TOP_K - 1 if ALWAYS else TOP_K
+    for i in range(CHOSEN):
         best = tl.max(key, axis=1)
         # What was chosen drops below every real key and remembers its slot there: no second matrix in registers.
         key = tl.where(key == best[:, None], mark + i, key)
@@ -68,12 +71,16 @@ def choose(
 
     # Slot 0 holds the largest. Renormalising a softmax over all experts cancels its sum: both kinds of router are this.
     largest = tl.sum(tl.where(column == 0, values, 0.0), axis=1)
-    p = tl.where(column < TOP_K, tl.exp(values - largest[:, None]), 0.0)
+    p = tl.where(column < CHOSEN, tl.exp(values - largest[:, None]), 0.0)
     weights = p / tl.sum(p, axis=1)[:, None]
     out = rows[:, None] * TOP_K + column
     out_ok = row_ok[:, None] & (column < TOP_K)
     if HAS_SCALE:
         weights *= tl.load(scale_ptr + ids, mask=out_ok, other=0.0).to(tl.float32)
+    if ALWAYS:
+        last = tl.load(logits_ptr + rows.to(tl.int64) * stride_logits + num_experts, mask=row_ok, other=0.0)
+        ids = tl.where(column == CHOSEN, num_experts, ids)
+        weights = tl.where(column == CHOSEN, tl.sigmoid(last.to(tl.float32))[:, None], weights)
     tl.store(ids_ptr + out, ids, mask=out_ok)
     tl.store(weights_ptr + out, weights, mask=out_ok)
     return tl.where(row_ok[:, None] & (key <= NEVER + TOP_K), key.to(tl.int32) - 1, -1)
@@ -145,6 +152,7 @@ def choose_many(
     ROWS: tl.constexpr,
     FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    ALWAYS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """Top-k of one block of tokens, and how many of them chose each expert."""
@@ -153,7 +161,7 @@ def choose_many(
     if FROM_LOGITS:
         slot = choose(
             logits_ptr, scale_ptr, ids_ptr, weights_ptr, rows, num_tokens, num_experts, stride_logits,
-            TOP_K, K_PAD, E_PAD, HAS_SCALE,
+            TOP_K, K_PAD, E_PAD, HAS_SCALE, ALWAYS,
         )  # fmt: skip
     else:
         slot = _slots_of(ids_ptr, rows, num_tokens, TOP_K, E_PAD)

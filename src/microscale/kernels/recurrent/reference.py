@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def convolve(x: Tensor, before: Tensor, weight: Tensor) -> Tensor:
+def _convolve(x: Tensor, before: Tensor, weight: Tensor) -> Tensor:
     """``x [tokens, channels]`` behind ``before [taps - 1, channels]``: each channel's convolution and SiLU."""
     taps = weight.shape[1]
     rows = torch.cat((before, x)).unfold(0, taps, 1)  # [tokens, channels, taps]
     return silu((rows * weight).sum(-1))
 
 
-def normalised(x: Tensor) -> Tensor:
+def _normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def delta_rule(
+def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, state: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """``q, k [tokens, heads, key_dim]``, ``v [tokens, heads, value_dim]``, ``log_decay, rate [tokens, heads]`` and the
@@ -68,13 +68,13 @@ def recurrent(
         qkv, z = projected[start:end].split((spec.channels, spec.width), dim=1)
         b, a = gates[start:end].float().chunk(2, dim=1)
         heads, key_heads = spec.num_heads, spec.num_key_heads
-        mixed = convolve(qkv.float(), history.float(), weights.conv.float())
+        mixed = _convolve(qkv.float(), history.float(), weights.conv.float())
         q, k, v = mixed.split((key_heads * spec.key_dim, key_heads * spec.key_dim, spec.width), dim=1)
-        q, k = (normalised(x.reshape(-1, key_heads, spec.key_dim)).repeat_interleave(spec.group, dim=1) for x in (q, k))
+        q, k = (_normalised(x.reshape(-1, key_heads, spec.key_dim)).repeat_interleave(spec.group, dim=1) for x in (q, k))
         log_decay = weights.decay * softplus(a + weights.dt_bias)
         v, columns = v.reshape(-1, heads, spec.value_dim), torch.cat((history, qkv.to(history.dtype)))
         recalled = torch.empty_like(v)
-        steps = delta_rule(q * spec.key_dim**-0.5, k, v, log_decay, torch.sigmoid(b), state)
+        steps = _delta_rule(q * spec.key_dim**-0.5, k, v, log_decay, torch.sigmoid(b), state)
         for token, (recalled[token], state) in enumerate(steps):
             if batch.verify or token == end - start - 1:
                 to = int(batch.write[seq, token if batch.verify else 0])

@@ -26,12 +26,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+
 from microscale.hardware import Gpu
-from microscale.kernels.op import Activations, Implementation, Path
+from microscale.kernels.op import Activations, Implementation, Path, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+DECODING = 256
 RING = 8
 """Columns of the convolution that a slot holds: those that the next token reads, and room for the drafts of a step."""
 
@@ -62,11 +65,11 @@ class RecurrentSpec:
     tokens: int
     """New tokens, over all sequences."""
     step: StepShape | None = None
-    """``None`` where no step is known: each token is a sequence that decodes."""
+    """``None`` where no step is known: up to ``DECODING`` tokens are as many sequences, more are a prompt."""
 
     @property
     def shape(self) -> StepShape:
-        return self.step or StepShape(self.tokens, 1)
+        return self.step or (StepShape(self.tokens, 1) if self.tokens <= DECODING else StepShape(1, self.tokens))
 
     @property
     def group(self) -> int:
@@ -82,6 +85,10 @@ class RecurrentSpec:
     def width(self) -> int:
         """Of a token's result."""
         return self.num_heads * self.value_dim
+
+    @property
+    def slot_bytes(self) -> int:
+        return 4 * self.state_numbers + self.channels * RING * self.activations.itemsize
 
     @property
     def state_numbers(self) -> int:
@@ -106,6 +113,13 @@ class StateCache:
 
     state: Tensor  # [slots, heads, key_dim, value_dim] float32
     columns: Tensor  # [slots, channels, RING], in the activations' type
+
+    @classmethod
+    def allocate(cls, spec: RecurrentSpec, num_slots: int, device: torch.device) -> StateCache:
+        """Slots that hold anything: what a sequence reads it has written."""
+        state = torch.empty(num_slots, spec.num_heads, spec.key_dim, spec.value_dim, device=device)
+        columns = torch.empty(num_slots, spec.channels, RING, dtype=torch_dtype(spec.activations), device=device)
+        return cls(state, columns)
 
 
 @dataclass(frozen=True)

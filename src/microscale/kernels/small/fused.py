@@ -123,8 +123,8 @@ class TritonSmall(SmallOps):
     def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
         head_pass.likeliest(block_max, block_argmax, target_ids, out)
 
-    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
-        return routing.route(logits, top_k, expert_scale)
+    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, always: bool = False) -> Routing:
+        return routing.route(logits, top_k, expert_scale, always=always)
 
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2

@@ -175,14 +175,16 @@ def _experts(num_experts: int) -> int:
 
 
 def _fuses_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
-    if spec.router is not None and spec.router.expert_scale:
-        return "takes routers without scales of experts"
+    if spec.router is not None and (spec.router.expert_scale or spec.router.always):
+        return "takes routers without scales of experts, and without one that always runs"
     return _routes(_shape(spec), ROUTED, spec.tokens)
 
 
 def _fuses_norm_add_norm_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
     router = spec.router
-    if router is not None and (router.bias or not router.expert_scale or router.readers != NORM_ADD_NORM_READERS):
+    if router is not None and (
+        router.bias or not router.expert_scale or router.always or router.readers != NORM_ADD_NORM_READERS
+    ):
         return f"takes routers without a bias, with scales of experts, behind {NORM_ADD_NORM_READERS} other norms"
     return _routes(_shape(spec), NORM_ADD_NORM_ROUTED, spec.tokens)
 
@@ -193,7 +195,7 @@ def _route_apart(
     """Sum and norm; the router's product; top-k."""
     normed, total = norm(x, residual, norm_weight, epsilon, pdl)
     logits = linear(normed, router.weight, router.bias)
-    return normed, total, routing.route(logits, top_k, router.expert_scale)
+    return normed, total, routing.route(logits, top_k, router.expert_scale, always=router.always)
 
 
 def _route_fused(
@@ -224,7 +226,7 @@ def _norm_add_norm_route_apart(
     """Norm, sum and norms; the router's product; top-k."""
     normed, total = norm_add_norm(x, None, residual, around, pdl)
     logits = linear(normed[-1], router.weight, router.bias)
-    return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
+    return normed[:-1], total, routing.route(logits, top_k, router.expert_scale, always=router.always)
 
 
 def _norm_add_norm_route_fused(

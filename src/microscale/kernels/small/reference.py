@@ -76,7 +76,7 @@ def _routed(normed: Tensor, router: Router, top_k: int) -> Routing:
     """The experts of each token. Logits stay in float32."""
     bias = None if router.bias is None else router.bias.float()
     logits = torch.nn.functional.linear(normed.float(), router.weight.float(), bias)
-    return route(logits, top_k, router.expert_scale)
+    return route(logits, top_k, router.expert_scale, always=router.always)
 
 
 def norm_add_norm_route(x: Tensor, residual: Tensor, around: NormAddNorm, router: Router, top_k: int) -> Routed:
@@ -132,13 +132,17 @@ def rope_and_write_kv(
     return rope(q, positions, table)
 
 
-def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
+def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, always: bool = False) -> Routing:
     """The ``top_k`` largest of ``logits [tokens, experts]`` with a softmax over just those, times the experts' scales.
 
     A softmax over all experts, renormalised over the chosen ones, is the same.
     """
-    values, ids = logits.float().topk(top_k, dim=-1)
+    logits, last = (logits[:, :-1].float(), logits[:, -1:].float()) if always else (logits.float(), None)
+    values, ids = logits.topk(top_k - always, dim=-1)
     weights = torch.softmax(values, dim=-1)
+    if last is not None:
+        ids = torch.cat((ids, torch.full_like(ids[:, :1], logits.shape[1])), dim=1)
+        weights = torch.cat((weights, torch.sigmoid(last)), dim=1)
     return Routing(ids.to(torch.int32), weights if expert_scale is None else weights * expert_scale.float()[ids])
 
 

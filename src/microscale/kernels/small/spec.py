@@ -24,6 +24,7 @@ class RouterShape:
     bias: bool
     expert_scale: bool
     readers: int = 0
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Router:
     weight: Tensor  # [experts, hidden]
     bias: Tensor | None = None  # [experts]
     expert_scale: Tensor | None = None  # [experts] float32: factor on the weights of what was chosen (Gemma 4)
+    always: bool = False
+    """The last expert is always among the chosen, beside the others, and its weight is a sigmoid (Qwen3.6)."""
+
+    def shape(self, readers: int = 0) -> RouterShape:
+        return RouterShape(self.bias is not None, self.expert_scale is not None, readers, self.always)
 
 
 @dataclass(frozen=True)
@@ -184,8 +190,8 @@ class SmallOps(Implementation[SmallSpec]):
         of equals; or what ``target_ids [rows]`` int64 has in its place."""
 
     @abstractmethod
-    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
-        """The experts of each token and their weights from ``logits [tokens, experts]``."""
+    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, always: bool = False) -> Routing:
+        """The experts of each token and their weights from ``logits [tokens, experts]``. ``always``: see ``Router``."""
 
     @abstractmethod
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:

@@ -156,7 +156,7 @@ def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeC
         # People who add YaRN to a published file leave this key as it is.
         values["max_context"] = int(rope.original_context * rope.factor)
     quantisation = read_quantisation(folder, file, PREFIXES)
-    values |= {field: quantisation.uniform(values["num_layers"], names) for field, names in _MODULES.items()}
+    values |= {field: quantisation.uniform(range(values["num_layers"]), names) for field, names in _MODULES.items()}
     values["lm_head_format"] = quantisation.module("lm_head")
     return build(
         file,

@@ -14,7 +14,7 @@ from functools import cache
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel, Launch
-from microscale.models.config import MAX_DRAFT, LayerKind
+from microscale.models.config import MAX_DRAFT, PAGED
 from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.heads import bind_head_shapes, record_head
@@ -121,7 +121,7 @@ def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kern
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
-        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT) | record_following(len(LayerKind))
+        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT) | record_following(len(PAGED))
     except Unsupported:
         return None
 

@@ -1,0 +1,210 @@
+"""Qwen3.5-MoE and Qwen3.6: the same code runs on plain references and on the fast kernels.
+
+Three of four layers carry a state (Gated DeltaNet, ``kernels/recurrent``): norm, projections, state, output projection.
+The others have attention: norm, fused QKV with a gate for each query, a norm of each head, rotary positions on a part
+of it, paged attention, times the gate, output projection. Then each has norm, router, and experts, of which the last
+always runs. All that is computed is added to the residual stream. Norms multiply by one plus their weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from microscale.models.batch import ForwardBatch
+from microscale.models.config import LayerKind
+from microscale.models.pre_norm import Added, PreNormLayer, PreNormModel, ResidualLayer, attention_spec, small_spec
+from microscale.models.qwen3_5.config import Qwen35Config
+from microscale.models.qwen3_5.weights import Qwen35Layer
+from microscale.models.rope import plain_table
+from microscale.planning.ops import (
+    AttentionBatch,
+    Dense,
+    DenseWeights,
+    Gate,
+    GateKind,
+    HeadNorms,
+    PagedKv,
+    Recurrent,
+    RecurrentSpec,
+    RecurrentWeights,
+    RopeTable,
+    Router,
+    StateCache,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GATE = Gate(GateKind.SILU, interleaved=False)
+
+
+@dataclass(eq=False, kw_only=True)
+class GatedAttentionLayer(PreNormLayer):
+    """A layer whose attention is multiplied by a gate. Rows of ``qkv`` are queries, keys, values, gates."""
+
+    def forward(
+        self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+    ) -> tuple[Tensor, Added]:
+        q, x = self.queries(x, state, batch, kv, rope)
+        return self.attend(q, x, kv, batch.attention[self.kind])
+
+    def queries(
+        self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and their gates, side by side."""
+        heads, x = self._project(x, state)
+        qkv, gates = heads.split((heads.shape[1] - self.config.num_heads, self.config.num_heads), dim=1)
+        return torch.cat((self._write(qkv, batch, kv, rope), gates), dim=1), x
+
+    def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Added]:
+        if not x.shape[0]:
+            return x, x
+        q, gates = q.chunk(2, dim=1)
+        attended = self.attention(q.contiguous(), kv, queries)
+        return self.feed_forward((attended * torch.sigmoid(gates)).flatten(1), x)
+
+
+@dataclass(eq=False, kw_only=True)
+class LinearLayer(ResidualLayer):
+    """A layer with a state in place of attention. ``qkv`` projects to q, k, v and z."""
+
+    gates: Dense
+    recurrent: Recurrent
+
+    @property
+    def uses(self) -> dict[str, str]:
+        return {
+            "qkv": "linear_in",
+            "gates": "linear_gates",
+            "recurrent": self.kind.value,
+            "o": "linear_out",
+            "experts": "experts",
+        }
+
+    def forward(self, x: Tensor, state: Added, batch: ForwardBatch, kv: Any, rope: RopeTable) -> tuple[Tensor, Added]:
+        assert isinstance(kv, StateCache)
+        assert batch.states is not None
+        normed, x = self.first_norm(x, state)
+        recalled = self.recurrent(self.qkv(normed), self.gates(normed), kv, batch.states)
+        return self.feed_forward(recalled, x)
+
+
+class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
+    """The whole model."""
+
+    def bind_layer(self, layer_idx: int, tensors: Qwen35Layer) -> GatedAttentionLayer | LinearLayer:
+        kind = self.config.layer_kinds[layer_idx]
+        return (self._linear if kind is LayerKind.LINEAR else self._attention)(tensors)
+
+    def _linear(self, tensors: Qwen35Layer) -> LinearLayer:
+        config, ops = self.config, self.ops
+        assert tensors.linear_in is not None
+        assert tensors.linear_gates is not None
+        assert tensors.linear_out is not None
+        qkv = ops.dense("linear_in", DenseWeights(tensors.linear_in))
+        gates = ops.dense("linear_gates", DenseWeights(tensors.linear_gates))
+        weights: RecurrentWeights = ops.computed(partial(self._state_weights, tensors))
+        recurrent = ops.recurrent(LayerKind.LINEAR.value, _recurrent_spec(config, ops.activations), weights)
+        o = ops.dense("linear_out", DenseWeights(tensors.linear_out))
+        return LinearLayer(
+            kind=LayerKind.LINEAR,
+            config=config,
+            attn_norm=self._around_one(tensors.attn_norm),
+            qkv=qkv,
+            gates=gates,
+            recurrent=recurrent,
+            o=o,
+            **self._feed_forward(tensors),
+        )
+
+    def _attention(self, tensors: Qwen35Layer) -> GatedAttentionLayer:
+        config, ops = self.config, self.ops
+        assert tensors.qkv is not None
+        assert tensors.q_norm is not None
+        assert tensors.k_norm is not None
+        assert tensors.o is not None
+        turned = _turned(config)
+        q_norm, k_norm = (self._around_one(norm[turned]) for norm in (tensors.q_norm, tensors.k_norm))
+        spec = attention_spec(config, LayerKind.FULL, ops, self.page_size, sinks=False)
+        qkv = ops.dense("qkv", DenseWeights(tensors.qkv[_rows(config)]), behind_sum=True)
+        attention = ops.attention(LayerKind.FULL.value, spec, None)
+        return GatedAttentionLayer(
+            kind=LayerKind.FULL,
+            config=config,
+            attn_norm=self._around_one(tensors.attn_norm),
+            qkv=qkv,
+            head_norms=HeadNorms(q_norm, k_norm, config.rms_epsilon, values=False),
+            attention=attention,
+            o=ops.dense("o", DenseWeights(tensors.o)),
+            **self._feed_forward(tensors),
+        )
+
+    def _feed_forward(self, tensors: Qwen35Layer) -> dict[str, Any]:
+        config, ops = self.config, self.ops
+        return {
+            "mlp_norm": self._around_one(tensors.mlp_norm),
+            "router": Router(tensors.router.to(ops.dtype), always=True),
+            "experts": ops.experts("experts", tensors.gate_up, tensors.down, config.top_k, GATE),
+            "small": ops.small(small_spec(config, ops)),
+            "ranks": ops.ranks,
+        }
+
+    def _around_one(self, weight: Tensor) -> Tensor:
+        """What a norm multiplies by, in float32: in bf16 a small weight would be lost next to the one."""
+        return self.ops.computed(lambda: weight.float() + 1)
+
+    def _state_weights(self, tensors: Qwen35Layer) -> RecurrentWeights:
+        assert tensors.conv is not None
+        assert tensors.a_log is not None
+        assert tensors.dt_bias is not None
+        assert tensors.linear_norm is not None
+        conv, decay = tensors.conv[:, 0].contiguous(), -tensors.a_log.float().exp()
+        return RecurrentWeights(
+            conv, decay, tensors.dt_bias.float(), tensors.linear_norm.float(), self.config.rms_epsilon
+        )
+
+    def bind_norm(self, weight: Tensor) -> None:
+        self.norm = self._around_one(weight)
+
+    def rope_table(self) -> RopeTable:
+        """Frequencies of the pairs that turn, then zeros."""
+        config = self.config
+        table = plain_table(config.rope, config.rotary_dim, self.device)
+        still = torch.zeros((config.head_dim - config.rotary_dim) // 2, device=self.device)
+        return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)))
+
+    def new_states(self, num_slots: int) -> StateCache:
+        spec = _recurrent_spec(self.config, self.ops.activations)
+        return StateCache.allocate(spec, num_slots, self.device)
+
+
+def _recurrent_spec(config: Qwen35Config, activations: Any) -> RecurrentSpec:
+    heads = config.linear
+    return RecurrentSpec(
+        heads.num_key_heads, heads.num_heads, heads.key_dim, heads.value_dim, heads.taps, activations, tokens=1
+    )
+
+
+def _turned(config: Qwen35Config) -> list[int]:
+    """The dimensions of a head in the order in which kernels have them: dimension i turns with i + head_dim / 2. Here
+    the first ones turn, i with i + rotary_dim / 2. Scores do not depend on the order."""
+    turning, half = config.rotary_dim // 2, config.head_dim // 2
+    low = [*range(turning), *range(2 * turning, half + turning)]
+    high = [*range(turning, 2 * turning), *range(half + turning, 2 * half)]
+    return low + high
+
+
+def _rows(config: Qwen35Config) -> list[int]:
+    """The rows of the checkpoint's q with gates, k and v, as queries, keys, values, gates."""
+    size, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
+    turned = _turned(config)
+    queries = [2 * size * head + row for head in range(heads) for row in turned]
+    gates = [2 * size * head + size + row for head in range(heads) for row in range(size)]
+    first_key, first_value = 2 * size * heads, size * (2 * heads + kv_heads)
+    keys = [first_key + size * head + row for head in range(kv_heads) for row in turned]
+    values = list(range(first_value, first_value + size * kv_heads))
+    return [*queries, *keys, *values, *gates]
