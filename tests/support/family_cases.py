@@ -13,7 +13,7 @@ from torch import Tensor
 from microscale.engine.config import EngineConfig
 from microscale.models.config import ModelConfig
 from microscale.models.gemma4.config import LayerFormats
-from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_5, tiny_qwen3_moe
 from support.truth import load_transformers
 
 
@@ -73,13 +73,29 @@ def qwen3_moe(name: str, seed: int, fmt: str = "mxfp8") -> FamilyCase:
     return FamilyCase("qwen3_moe", config, write, truth, (f"experts={fmt}",))
 
 
+def qwen3_5(name: str, seed: int, fmt: str = "mxfp8") -> FamilyCase:
+    """BF16, with experts that are quantised as they load, as above."""
+    config = tiny_qwen3_5.CASES[name]
+    tensors = tiny_qwen3_5.random_qwen3_5(config, seed=seed)
+
+    def write(folder: Path) -> Path:
+        return tiny_qwen3_5.write_qwen3_5(folder, config, tensors)
+
+    def truth(folder: Path) -> Any:
+        return tiny_qwen3_5.transformers_qwen3_5(config, tiny_qwen3_5.rounded(tensors, fmt))
+
+    return FamilyCase("qwen3_5", config, write, truth, (f"experts={fmt}",))
+
+
 CASES: dict[str, FamilyCase] = {
     **{f"gpt_oss-{name}": gpt_oss(name, seed) for seed, name in enumerate(tiny_checkpoints.CASES)},
     **{f"gemma4-{name}": gemma4(name, seed) for seed, name in enumerate(tiny_gemma4.CASES)},
     **{f"qwen3_moe-{name}": qwen3_moe(name, seed) for seed, name in enumerate(tiny_qwen3_moe.CASES)},
     "qwen3_moe-mxfp4": qwen3_moe("as_published", 0, "mxfp4"),
+    "qwen3_5-as_published": qwen3_5("as_published", 0),
+    "qwen3_5-one_group": qwen3_5("one_group", 1),
 }
-ONE_OF_EACH = ("gpt_oss-heads_8_1", "gemma4-shared_kv", "qwen3_moe-as_published")
+ONE_OF_EACH = ("gpt_oss-heads_8_1", "gemma4-shared_kv", "qwen3_moe-as_published", "qwen3_5-as_published")
 
 
 def logits_of(model: Any, sequences: list[list[int]]) -> list[Tensor]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from microscale.models.batch import KvCache
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import AnyModel
+from microscale.planning.ops import StateCache
 from microscale_lab.batches import SequenceChunk, build_batch
 
 E4M3_NAN = 0x7F
@@ -19,7 +20,7 @@ E4M3_NAN = 0x7F
 def poison(kv: KvCache) -> KvCache:
     """NaN in every slot: a position that is read before it was written would show."""
     for layer in kv.layers:
-        for pages in (layer.k, layer.v):
+        for pages in (layer.state, layer.columns) if isinstance(layer, StateCache) else (layer.k, layer.v):
             pages.fill_(E4M3_NAN if pages.dtype == torch.uint8 else math.nan)
     return kv
 
@@ -51,7 +52,10 @@ def _logits(
     counts = [-(-len(p) // size) for p in prompts]
     kv = poison(model.new_cache(dict.fromkeys(LayerKind, sum(counts))))
     free = {LayerKind.FULL: list(range(sum(counts))), LayerKind.SLIDING: list(range(sum(counts)))[::-1]}
-    pages = [{kind: [free[kind].pop() for _ in range(count)] for kind in LayerKind} for count in counts]
+    pages = [
+        {kind: [free[kind].pop() for _ in range(count)] for kind in PAGED} | {LayerKind.LINEAR: [len(prompts) - place]}
+        for place, count in enumerate(counts, start=1)
+    ]
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), chunk):
         live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]

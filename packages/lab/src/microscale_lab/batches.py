@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.models.batch import ForwardBatch, LogitRows
-from microscale.models.config import LayerKind
-from microscale.planning.ops import AttentionBatch
+from microscale.models.config import PAGED, LayerKind
+from microscale.planning.ops import AttentionBatch, StateBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,7 @@ class SequenceChunk:
     token_ids: Sequence[int]
     first_position: int
     pages: Mapping[LayerKind, Sequence[int]]
+    """Of layers with states one number, the slot; none where a model has no such layers."""
     num_logits: int
     """How many of its last tokens are to give logits."""
 
@@ -40,7 +41,7 @@ def build_batch(chunks: Sequence[SequenceChunk], page_size: int, device: torch.d
     query_start = _int32(starts, device)
     context_lens = _int32([c.context_len for c in chunks], device)
     attention, slots = {}, {}
-    for kind in LayerKind:
+    for kind in PAGED:
         tables = [torch.tensor(chunk.pages[kind], dtype=torch.int64) for chunk in chunks]
         placed = [
             table[span // page_size] * page_size + span % page_size for table, span in zip(tables, spans, strict=True)
@@ -54,7 +55,17 @@ def build_batch(chunks: Sequence[SequenceChunk], page_size: int, device: torch.d
         attention=attention,
         slots=slots,
         logits=_logit_rows(chunks, starts, attention, device),
+        states=_states(chunks, query_start, context_lens, max(lengths, default=0), device),
     )
+
+
+def _states(
+    chunks: Sequence[SequenceChunk], query_start: Tensor, context_lens: Tensor, longest: int, device: torch.device
+) -> StateBatch | None:
+    if not all(LayerKind.LINEAR in chunk.pages for chunk in chunks):
+        return None
+    slots = _int32([chunk.pages[LayerKind.LINEAR][0] for chunk in chunks], device)
+    return StateBatch(query_start, context_lens, slots, slots[:, None], longest)
 
 
 def _logit_rows(

@@ -70,7 +70,9 @@ def recurrent(
         heads, key_heads = spec.num_heads, spec.num_key_heads
         mixed = _convolve(qkv.float(), history.float(), weights.conv.float())
         q, k, v = mixed.split((key_heads * spec.key_dim, key_heads * spec.key_dim, spec.width), dim=1)
-        q, k = (_normalised(x.reshape(-1, key_heads, spec.key_dim)).repeat_interleave(spec.group, dim=1) for x in (q, k))
+        q, k = (
+            _normalised(x.reshape(-1, key_heads, spec.key_dim)).repeat_interleave(spec.group, dim=1) for x in (q, k)
+        )
         log_decay = weights.decay * softplus(a + weights.dt_bias)
         v, columns = v.reshape(-1, heads, spec.value_dim), torch.cat((history, qkv.to(history.dtype)))
         recalled = torch.empty_like(v)
