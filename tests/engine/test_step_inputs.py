@@ -22,7 +22,7 @@ from microscale.engine.runner import ModelRunner
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_inputs import StepInputs
 from microscale.engine.work import Work
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import Step
 from microscale_lab.batches import SequenceChunk, build_batch
@@ -38,7 +38,7 @@ Pools = dict[LayerKind, PagePool]
 
 
 def pools_of(pages: int) -> Pools:
-    return {kind: PagePool(pages + place) for place, kind in enumerate(LayerKind)}
+    return {kind: PagePool(pages + place) for place, kind in enumerate(PAGED)}
 
 
 def inputs_of(pools: Pools, max_pages: int = MAX_PAGES) -> StepInputs:
@@ -220,7 +220,7 @@ def test_every_tensor_begins_where_kernels_expect_it() -> None:
 
 def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
     """They go back, and another sequence has them. The row shows what its sequence has now."""
-    pools: Pools = {kind: PagePool(16) for kind in LayerKind}
+    pools: Pools = {kind: PagePool(16) for kind in PAGED}
     tables = PageTables(pools, PAGE, 3, 16, CPU)
     work = make(pools, "a", 3, drafts=6)  # pages 0 to 2; the first holds all that is not a draft
     for turn in range(4):

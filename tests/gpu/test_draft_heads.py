@@ -12,7 +12,7 @@ from torch import Tensor
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.models.batch import ForwardBatch
-from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
+from microscale.models.config import OWN_FORMATS, PAGED, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import PRESETS, DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import TargetEnds, Verified
@@ -148,7 +148,7 @@ def test_taps_change_no_bit_of_the_logits(num_logits: int | None) -> None:
     options = EngineConfig("gpt-oss-20b", load_format="dummy", device="cuda", dtype="bfloat16", hf_overrides=SHAPE)
     model = load_gpt_oss(options)
     chunks = [
-        SequenceChunk(list(range(1, n + 1)), 0, {key: list(range(i, 60, 3)) for key in LayerKind}, num_logits or n)
+        SequenceChunk(list(range(1, n + 1)), 0, {key: list(range(i, 60, 3)) for key in PAGED}, num_logits or n)
         for i, n in enumerate((200, 3, 17))
     ]
     batch = build_batch(chunks, model.page_size, CUDA)

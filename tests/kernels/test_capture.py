@@ -24,7 +24,7 @@ from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec, Parts
 from microscale.kernels.op import Activations, Implementation, torch_dtype
 from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallOps, SmallSpec
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
 from microscale.models.recorded import Step
@@ -287,7 +287,7 @@ def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: 
     ops = Ops(KNOWN[card], Activations.BF16, Preference())
     built = build_model(weights, ops, torch.device("cpu"), 16, lambda: None)
     assert ops.uncapturable(rows) is None
-    pools = {kind: PagePool(rows) for kind in LayerKind}
+    pools = {kind: PagePool(rows) for kind in PAGED}
     inputs = StepInputs(
         pools, 16, max_tokens=rows, max_sequences=rows, max_rows=rows, max_pages=4, device=torch.device("cpu")
     )

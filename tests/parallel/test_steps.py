@@ -22,7 +22,7 @@ from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
 from microscale.engine.work import Work
 from microscale.errors import BadMessage
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED
 from microscale.parallel.sharding import Shard, split_vocabulary
 from microscale.planning.ops import Logits, SampleStatus
 from microscale.planning.ranks import as_one_block, likeliest, summarise
@@ -51,9 +51,9 @@ def same(work: Work, mirrored: Work) -> None:
 def test_every_schedule_arrives_unchanged(seed: int) -> None:
     """With few pages, prefix hits, rejected drafts and requests that end."""
     chance = random.Random(seed)
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     scheduler = Scheduler(pools, Limits(SIZE, 6, 4, 12, 200, 64))
-    held = {kind: MirroredPages(PAGES) for kind in LayerKind}
+    held = {kind: MirroredPages(PAGES) for kind in PAGED}
     writer, reader = StepWriter(pools), StepReader(held)
     waiting = 20
     while waiting or any(True for _ in scheduler.requests()):
@@ -98,10 +98,10 @@ def test_every_schedule_arrives_unchanged(seed: int) -> None:
 
 
 def test_tokens_that_rank_0_has_not_read_are_left_out() -> None:
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     for pool in pools.values():
         pool.grow("a", 2)
-    writer, reader = StepWriter(pools), StepReader({kind: MirroredPages(PAGES) for kind in LayerKind})
+    writer, reader = StepWriter(pools), StepReader({kind: MirroredPages(PAGES) for kind in PAGED})
     request = Request("a", [1, 2, 3], SamplingParams(4))
     reader.read(send(writer.write([Work(request, 0, 3)], ahead=False)))
     work = Work(request, 3, 1, ahead=True)
@@ -109,7 +109,7 @@ def test_tokens_that_rank_0_has_not_read_are_left_out() -> None:
     same(work, other)
 
 
-KEPT = (HeldPages(0, 0, (1,)),) * len(LayerKind)
+KEPT = (HeldPages(0, 0, (1,)),) * len(PAGED)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ KEPT = (HeldPages(0, 0, (1,)),) * len(LayerKind)
     ],
 )
 def test_a_contradiction_is_refused(row: RankRow, said: str) -> None:
-    reader = StepReader({kind: MirroredPages(PAGES) for kind in LayerKind})
+    reader = StepReader({kind: MirroredPages(PAGES) for kind in PAGED})
     with pytest.raises(BadMessage, match=said):
         reader.read(send(RankStep((row,))))
 
 
 def test_a_scored_prompt_that_goes_on() -> None:
     """A chunk of a scored prompt gives logits, but no token is sampled after it."""
-    pools = {kind: PagePool(8) for kind in LayerKind}
-    reader = StepReader({kind: MirroredPages(8) for kind in LayerKind})
+    pools = {kind: PagePool(8) for kind in PAGED}
+    reader = StepReader({kind: MirroredPages(8) for kind in PAGED})
     request = Request("r", [5, 6, 7, 8, 9], SamplingParams(1, prompt_logprobs=0))
     [work] = reader.read(StepWriter(pools).write([Work(request, 0, 3)], ahead=False))
     assert (work.num_logits, work.wants_logits) == (3, False)

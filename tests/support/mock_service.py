@@ -14,7 +14,7 @@ from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
 from microscale.engine.sampling_state import Sampler
 from microscale.engine.scheduler import Scheduler
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED
 from support.mock_runner import MockRunner
 from support.sampling import sampling_on_cpu
 
@@ -33,7 +33,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
         max_queue=config.max_queue,
     )
     torch.set_num_threads(1)
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     sampler = Sampler(sampling_on_cpu(VOCAB), VOCAB, torch.device("cpu"))
     engine = Engine(MockRunner(pools, limits, VOCAB), Scheduler(pools, limits), sampler, VOCAB)
     on_progress(1, 1)

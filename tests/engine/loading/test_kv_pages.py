@@ -8,7 +8,7 @@ from microscale import hardware
 from microscale.engine.loading.fit import plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.hardware import GIB
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import Outline, outline
 from microscale.planning.ops import Activations
@@ -54,7 +54,7 @@ def test_a_tight_card_gives_up_windows_before_the_promise() -> None:
     memory = reckoned(shape, setup, Workload(context=4096, sequences=most))
     pages = memory.pages()
     assert pages[LayerKind.FULL] >= most * 4096 // 16
-    taken = 16 * sum(pages[kind] for kind in LayerKind) * memory.kv.full_per_token  # as many layers of each kind
+    taken = 16 * sum(pages[kind] for kind in PAGED) * memory.kv.full_per_token  # as many layers of each kind
     assert memory.fixed + taken <= memory.usable
 
 

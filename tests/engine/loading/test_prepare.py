@@ -23,7 +23,7 @@ from microscale.engine.predictions import CPU_STEP_S, LEAST_STEP_LIMIT_S, Phase,
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import ModelConfig
 from microscale.planning.ops import Activations
 from microscale.planning.precision import make_precision
@@ -77,7 +77,7 @@ def test_the_engine_has_the_pages_that_were_reckoned() -> None:
     weights = sum(prepared.memory.weights.values())
     assert told == [(weights * layers // 4, weights) for layers in range(5)]
     pages = prepared.memory.pages()
-    assert built.engine.stats().pages == {kind.value: (0, pages[kind]) for kind in LayerKind}
+    assert built.engine.stats().pages == {kind.value: (0, pages[kind]) for kind in PAGED}
     assert json.loads(built.plan)["memory"]["full_positions"] == 8 * pages[LayerKind.FULL]
     assert built.max_model_len == 128
     # Without one it is the model's, as far as the pages reach.

@@ -55,7 +55,7 @@ from microscale.errors import (
     MicroscaleError,
     QueueFull,
 )
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED
 from support.mock_runner import next_token
 from support.mock_service import PAGES, VOCAB, WINDOW
 
@@ -182,7 +182,7 @@ def test_an_end_in_mid_stream_frees_the_pages(run: Run, engine: EngineClient, ho
         await asyncio.sleep(0)  # the abort of a stream that was let go is the loop's
         after = await engine.stats()
         assert after.num_running == after.num_waiting == 0
-        assert after.pages == {kind.value: (0, PAGES) for kind in LayerKind}
+        assert after.pages == {kind.value: (0, PAGES) for kind in PAGED}
         # The id is free, and nothing of the old request comes to the new one.
         again = await engine.submit(request("long", [2], 3))
         assert await tokens_of(again) == alone([2], 3)

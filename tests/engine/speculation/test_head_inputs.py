@@ -15,7 +15,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import DraftTarget, LaunchedStep
 from microscale.engine.speculation.head_inputs import FULL, HeadInputs
 from microscale.engine.work import Work
-from microscale.models.config import LayerKind
+from microscale.models.config import PAGED
 from microscale.models.taps import Taps
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def request(name: str, length: int) -> Request:
 @pytest.fixture
 def step() -> tuple[HeadInputs, LaunchedStep, dict[str, list[int]]]:
     """Four sequences decode, one with a prompt that ends, one goes on; and one is only scored."""
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     taps = Taps.empty((1,), 64, 8, torch.float32, CPU)
     inputs = HeadInputs(DraftTarget(pools, limits, taps), MOST, VOCAB, CPU)
@@ -137,7 +137,7 @@ def test_without_guesses_rows_are_kept_all_the_same(
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool, count: int) -> None:
     """Of a step that was launched before the one before it was read."""
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     known = [
         Work(request("two of three", 6), 5, 4, drafts=(7, 8, 9)),
@@ -172,7 +172,7 @@ def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool,
 
 
 def test_a_step_of_nobody_touches_nobodys_page() -> None:
-    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    pools = {kind: PagePool(PAGES) for kind in PAGED}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     inputs = HeadInputs(DraftTarget(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
     key = inputs.sized(8, 2, MOST)

@@ -25,7 +25,7 @@ from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.models import dummy_weights
-from microscale.models.config import MAX_DRAFT, LayerKind
+from microscale.models.config import MAX_DRAFT, PAGED, LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import (
     MAX_SEQUENCES,
@@ -116,7 +116,7 @@ def test_batch_sizes_of_one_path_start_the_same_kernels(step: Step, other: Step)
 def runner_of(model: AnyModel, sequences: int, drafts: int) -> ModelRunner:
     """A runner on tensors without memory, for contexts of up to 130 pages."""
     limits = Limits(16, 128, max_num_seqs=sequences, max_model_len=130 * 16)
-    pools = {kind: PagePool(130) for kind in LayerKind}
+    pools = {kind: PagePool(130) for kind in PAGED}
     return ModelRunner(model, pools, limits, fill_up_prompts=False, draft_tokens=drafts)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from microscale.errors import Unsupported
 from microscale.models.config import (
+    PAGED,
     LayerKind,
     apply_overrides,
     build,
@@ -103,7 +104,7 @@ def from_text_config(file: JsonObject, formats: Sequence[LayerFormats], folder: 
         **values,
         layer_kinds=kinds,
         heads={LayerKind.SLIDING: _sliding_heads(file), LayerKind.FULL: _full_heads(file, kinds)},
-        rope={kind: _rope(file.nested("rope_parameters").nested(kind.value)) for kind in LayerKind},
+        rope={kind: _rope(file.nested("rope_parameters").nested(kind.value)) for kind in PAGED},
         softcap=softcap,
         eos_token_ids=read_end_tokens(folder, file, values["vocab_size"]),
         formats=tuple(formats),
