@@ -22,7 +22,19 @@ from microscale.models.families import (
 )
 from microscale.models.gemma4.config import LayerFormats
 from microscale.models.outline import Outline, in_order, outline
-from microscale.planning.ops import Activations, Attention, Dense, DenseSpec, Moe, MoeSpec, Ops, Preference, Use
+from microscale.planning.ops import (
+    Activations,
+    Attention,
+    Dense,
+    DenseSpec,
+    Moe,
+    MoeSpec,
+    Ops,
+    PagedKv,
+    Preference,
+    StateCache,
+    Use,
+)
 from microscale.planning.precision import make_precision
 from support.families import gemma4_preset
 from support.forward import last_logits
@@ -68,6 +80,9 @@ class Spy(Ops):
     def attention(self, layer: str, *args: Any, **options: Any) -> Any:
         return self.keep("attention", layer, super().attention(layer, *args, **options))
 
+    def recurrent(self, layer: str, *args: Any, **options: Any) -> Any:
+        return self.keep("recurrent", layer, super().recurrent(layer, *args, **options))
+
     def small(self, spec: Any, layer: str = "small") -> Any:
         return self.keep("small", layer, super().small(spec, layer))
 
@@ -93,10 +108,14 @@ def test_what_is_recorded_is_what_is_bound(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_recorded_as_cached_is_the_cache(name: str) -> None:
     cache = load(name, Spy()).new_cache(dict.fromkeys(LayerKind, 1))
-    held = sum(pages.numel() for layer in cache.layers for pages in (layer.k, layer.v))
+    states = [layer for layer in cache.layers if isinstance(layer, StateCache)]
+    assert recorded(name).state_bytes == sum(layer.state.nbytes + layer.columns.nbytes for layer in states)
+    paged = [layer for layer in cache.layers if isinstance(layer, PagedKv)]
+    held = sum(pages.numel() for layer in paged for pages in (layer.k, layer.v))
     cached = recorded(name).cached
     assert sum(layers.numbers_per_position() for layers in cached) * PAGE_SIZE == held
-    assert sum(layers.count for layers in cached) == CONFIGS[name].num_layers
+    assert sum(layers.count for layers in cached) == len(paged)
+    assert len(states) + len(paged) == CONFIGS[name].num_layers
     for layers in cached:
         assert layers.window == (CONFIGS[name].sliding_window if layers.kind is LayerKind.SLIDING else None)
 
