@@ -22,6 +22,9 @@ class ShapeOnly:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
+    def dim(self) -> int:
+        return len(self.shape)
+
     def to(self, dtype: object) -> ShapeOnly:
         """As in the checkpoint, in whatever type it is used."""
         return self

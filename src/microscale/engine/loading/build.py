@@ -112,6 +112,8 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
+    if LayerKind.LINEAR in config.layer_kinds and queueing.prefix_caching:
+        log.info("The prefix cache is off: pages of layers with attention are of no use without the states there.")
     with ThreadPoolExecutor(1, "predictions") as executor:  # the disk leaves them time
         predicted = executor.submit(_points, prepared, max_model_len)
         offered = executor.submit(_offers, prepared)
