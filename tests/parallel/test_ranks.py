@@ -32,7 +32,7 @@ from microscale.models.families import AnyModel
 from microscale.parallel.handshake import Nodes, connect, listen, read_secret
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.quality.tasks import DEMO_FOLDER
-from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_5, tiny_qwen3_moe
 from support.demo_prompts import demo_model, demo_prompts
 from support.ranks import Run, check_same, ranks, run_engine
 
@@ -141,10 +141,15 @@ def qwen3_moe(folder: Path) -> Path:
     return tiny_qwen3_moe.write_qwen3_moe(folder, config, tiny_qwen3_moe.random_qwen3_moe(config))
 
 
-@pytest.mark.parametrize("write", [gpt_oss, gemma4, qwen3_moe])
+def qwen3_5(folder: Path) -> Path:
+    config = tiny_qwen3_5.CASES["as_published"]
+    return tiny_qwen3_5.write_qwen3_5(folder, config, tiny_qwen3_5.random_qwen3_5(config))
+
+
+@pytest.mark.parametrize("write", [gpt_oss, gemma4, qwen3_moe, qwen3_5])
 def test_two_ranks_of_each_family(write: Callable[[Path], Path], tmp_path: Path) -> None:
-    # The reference reads no BF16 experts, which the tiny Qwen3 has.
-    layer_format = ("experts=mxfp8",) if write is qwen3_moe else ()
+    # The reference reads no BF16 experts, which the tiny Qwens have.
+    layer_format = ("experts=mxfp8",) if write in (qwen3_moe, qwen3_5) else ()
     options = EngineConfig(str(write(tmp_path)), device="cpu", threads=1, layer_format=layer_format, block_size=4)
     tokens = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [7, 11, 13]]
     one = load(prepare(options))

@@ -1,0 +1,133 @@
+"""The engine on a model with states (a tiny Qwen3.6 in float32): greedy tokens never depend on the others, on how
+prompts are cut or filled up, or on preemption, and a slot that holds another sequence's states shows in them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from microscale.engine.config import EngineConfig
+from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
+from microscale.engine.loading.build import assemble
+from microscale.engine.loading.prepare import prepare
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.errors import Unsupported
+from microscale.models.config import PAGED, LayerKind
+from microscale.models.families import AnyModel
+from support import tiny_qwen3_5
+from support.loading import load_model
+
+NEW = 16
+
+
+def write(folder: Path) -> Path:
+    config = tiny_qwen3_5.CASES["as_published"]
+    return tiny_qwen3_5.write_qwen3_5(folder, config, tiny_qwen3_5.random_qwen3_5(config))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, AnyModel]:
+    folder = write(tmp_path_factory.mktemp("model"))
+    options = {"device": "cpu", "dtype": "float32", "layer_format": ("experts=mxfp8",)}
+    return {size: load_model(EngineConfig(str(folder), block_size=size, **options)) for size in (4, 16)}  # type: ignore[arg-type]
+
+
+def prompts() -> list[list[int]]:
+    chooser = random.Random(0)
+    return [[chooser.randrange(256) for _ in range(length)] for length in (1, 2, 3, 33, 60, 5, 17)]
+
+
+def engine_of(model: AnyModel, pages: int = 400, *, fill: bool = False, seqs: int = 8, budget: int = 512) -> Engine:
+    numbers = {"max_num_seqs": seqs, "max_num_batched_tokens": budget, "max_model_len": 256}
+    limits = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)
+    return assemble(model, limits, dict.fromkeys(PAGED, pages), fill_up_prompts=fill)
+
+
+def requests() -> list[Request]:
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    return [Request(str(index), prompt, params) for index, prompt in enumerate(prompts())]
+
+
+def finish(engine: Engine, asked: list[Request]) -> list[list[int]]:
+    """One arrives in each step."""
+    for request in asked:
+        engine.submit(request)
+        engine.step()
+        engine.check()
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    return [request.tokens[request.num_prompt :] for request in asked]
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[int, AnyModel]) -> list[list[int]]:
+    return finish(engine_of(models[16], seqs=1), requests())
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("budget", [8, 512])
+@pytest.mark.parametrize("fill", [True, False], ids=["filled up", "as they are"])
+def test_company_changes_nothing(
+    models: dict[int, AnyModel], alone: list[list[int]], size: int, budget: int, fill: bool
+) -> None:
+    assert finish(engine_of(models[size], fill=fill, budget=budget), requests()) == alone
+
+
+def test_preemption_changes_nothing(models: dict[int, AnyModel], alone: list[list[int]]) -> None:
+    """Whoever returns begins with no state, in another slot."""
+    engine = engine_of(models[4], pages=30)
+    assert finish(engine, requests()) == alone
+    assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_come_and_go(models: dict[int, AnyModel], alone: list[list[int]], seed: int) -> None:
+    """Aborts leave slots that others take over, with fewer slots than requests and few pages."""
+    chooser = random.Random(seed)
+    engine = engine_of(models[4], pages=40, seqs=3, budget=24, fill=bool(seed % 2))
+    asked: dict[str, tuple[int, Request]] = {}
+    for turn in range(24):
+        at = chooser.randrange(7)
+        request = Request(f"r{turn}", prompts()[at], SamplingParams(max_tokens=NEW, ignore_eos=True))
+        engine.submit(request)
+        asked[request.request_id] = at, request
+        for _ in range(chooser.randrange(5)):
+            engine.step()
+            engine.check()
+        if chooser.random() < 0.3 and engine.abort(gone := chooser.choice(list(asked))):
+            del asked[gone]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    for at, request in asked.values():
+        assert request.tokens[request.num_prompt :] == alone[at]
+
+
+def test_another_sequences_states_show(models: dict[int, AnyModel], alone: list[list[int]]) -> None:
+    """What the tests above rest on: of two sequences whose slots change places in mid-run, both go on otherwise."""
+    engine = engine_of(models[16])
+    asked = requests()[3:5]
+    for request in asked:
+        engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    slots = engine._scheduler.pools[LayerKind.LINEAR]._owned
+    slots["3"], slots["4"] = slots["4"], slots["3"]
+    while engine.has_work:
+        engine.step()
+    for request, wanted in zip(asked, alone[3:5], strict=True):
+        found = request.tokens[request.num_prompt :]
+        assert found[:4] == wanted[:4]
+        assert found != wanted
+
+
+def test_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    drafts = SpeculativeConfig("ngram", 3)
+    with pytest.raises(Unsupported, match="cannot be taken back"):
+        prepare(EngineConfig(str(write(tmp_path)), device="cpu", speculative=drafts))
