@@ -46,8 +46,7 @@ def uses_pdl(gpu: Gpu) -> bool:
 
 def _layer(spec: RecurrentSpec) -> dict[str, Any]:
     return {
-        "KEY_HEADS": spec.num_key_heads, "GROUP": spec.group, "KEY_DIM": spec.key_dim, "VALUE_DIM": spec.value_dim,
-        "TAPS": spec.taps, "RING": RING,
+        "KEY_HEADS": spec.num_key_heads, "GROUP": spec.group, "DIM": spec.key_dim, "TAPS": spec.taps, "RING": RING,
     }  # fmt: skip
 
 
@@ -66,8 +65,8 @@ def _launch_tokens(
         weights.epsilon, short_len(spec), projected.stride(0), gates.stride(0), cache.state.stride(0),
         cache.columns.stride(0), batch.write.stride(0),
     )  # fmt: skip
-    constants = _layer(spec) | {"VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
-    options: dict[str, Any] = {"num_warps": TOKEN_WARPS, "maxnreg": 255}
+    constants = _layer(spec) | {"ONE": batch.shape.longest == 1, "VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
+    options: dict[str, Any] = {"num_warps": 8 if batch.shape.longest == 1 else 16, "maxnreg": 128}
     if pdl:
         options["launch_pdl"] = True
     launch(gated_delta_jit.run_tokens, (spec.num_heads, batch.shape.sequences), arguments, constants, options)
@@ -102,8 +101,9 @@ class TritonRecurrent(RecurrentOp):
     def supports(self, spec: RecurrentSpec, gpu: Gpu) -> Reason | None:
         if not gpu.has(Feature.MMA_BF16):
             return f"runs on GPUs, and this is a {gpu.name}"
-        if spec.key_dim not in HEAD_DIMS or spec.value_dim not in HEAD_DIMS:
-            return f"has head sizes {', '.join(map(str, HEAD_DIMS))}, not {spec.key_dim} and {spec.value_dim}"
+        if spec.key_dim not in HEAD_DIMS or spec.value_dim != spec.key_dim:
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            return f"has keys and values of one size, {sizes}, not {spec.key_dim} and {spec.value_dim}"
         if 2 * (spec.taps - 1) > RING:
             return f"convolves up to {RING // 2 + 1} tokens, not {spec.taps}"
         return why_malformed(spec)

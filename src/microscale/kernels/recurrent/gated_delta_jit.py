@@ -48,33 +48,51 @@ def rate(b):
 
 
 @triton.jit
-def store_rounded(ptr, y, mask, PLAIN: tl.constexpr):
-    """Float32 to the pointer's type."""
+def store_rounded(ptr, y, PLAIN: tl.constexpr):
+    """Float32 to the pointers' type."""
     if ptr.dtype.element_ty == tl.bfloat16:
-        tl.store(ptr, to_bf16(y, PLAIN), mask=mask)
+        tl.store(ptr, to_bf16(y, PLAIN))
     else:
-        tl.store(ptr, y, mask=mask)
+        tl.store(ptr, y)
 
 
 @triton.jit
-def _columns(ptr, channel, shown, live, RING: tl.constexpr):
-    """The ring of some channels ``[channels, RING]``, zero where not ``shown [RING]``. What is not shown may be NaN."""
-    at = channel[:, None] * RING + tl.arange(0, RING)[None, :]
-    x = tl.load(ptr + at, mask=live, other=0.0)
-    return tl.where(shown[None, :], x, tl.zeros_like(x))
+def _load_taps(conv_ptr, channel, convolved, TAPS: tl.constexpr):
+    """The convolution's weights: for the token itself, the one before it, and so on. What is not ``convolved`` stays as
+    it is."""
+    taps = ()
+    for back in tl.static_range(TAPS):
+        unchanged = 1.0 if back == 0 else 0.0
+        tap = tl.load(conv_ptr + channel * TAPS + (TAPS - 1 - back), mask=convolved, other=unchanged)
+        taps = taps + (tap.to(tl.float32),)
+    return taps
 
 
 @triton.jit
-def _taps(conv_ptr, channel, age, live, TAPS: tl.constexpr):
-    """Each column's weight ``[channels, RING]``: that of its ``age [RING]``, zero where the convolution is past it."""
-    at = channel[:, None] * TAPS + (TAPS - 1 - age)[None, :]
-    return tl.load(conv_ptr + at, mask=live & (age < TAPS)[None, :], other=0.0).to(tl.float32)
+def _load_columns(ptr, channel, first, mask, TAPS: tl.constexpr, RING: tl.constexpr):
+    """The columns before position ``first``, newest first; zeros for those before the sequence."""
+    columns = ()
+    for back in tl.static_range(1, TAPS):
+        at = ptr + ((first - back) & (RING - 1))
+        columns = columns + (tl.load(at + channel * RING, mask=mask & (back <= first), other=0.0),)
+    return columns
 
 
 @triton.jit
-def _store_columns(ptr, channel, columns, shown, RING: tl.constexpr):
-    at = channel[:, None] * RING + tl.arange(0, RING)[None, :]
-    tl.store(ptr + at, columns, mask=shown[None, :])
+def _store_columns(ptr, channel, columns, mask, position, oldest, TAPS: tl.constexpr, RING: tl.constexpr):
+    """What the tokens after ``position`` need of the columns up to there, from position ``oldest`` on."""
+    for back in tl.static_range(TAPS - 1):
+        at = ptr + ((position - back) & (RING - 1))
+        tl.store(at + channel * RING, columns[back], mask=mask & (position - back >= oldest))
+
+
+@triton.jit
+def _convolve(columns, taps, TAPS: tl.constexpr):
+    """``columns`` from the token's own on, newest first → float32."""
+    total = columns[0].to(tl.float32) * taps[0]
+    for back in tl.static_range(1, TAPS):
+        total += columns[back].to(tl.float32) * taps[back]
+    return silu(total)
 
 
 @triton.jit(
@@ -85,69 +103,64 @@ def run_tokens(
     projected_ptr, gates_ptr, conv_ptr, decay_ptr, dt_bias_ptr, norm_ptr, state_ptr, columns_ptr, out_ptr,
     query_start_ptr, context_lens_ptr, read_ptr, write_ptr,
     epsilon, short_len, stride_projected, stride_gates, stride_state, stride_columns, stride_write,
-    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr,
-    RING: tl.constexpr, VERIFY: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr,
+    ONE: tl.constexpr, VERIFY: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (value heads, sequences). Sequences of more than ``short_len`` new tokens are left alone, and those of none.
 
-    VERIFY: the state after each token has a slot, not only that after the last.
+    ONE: of one token at most, without a loop. VERIFY: the state after each token has a slot, not only that after the last.
     """
     head = tl.program_id(0)
     seq = tl.program_id(1)
     HEADS: tl.constexpr = KEY_HEADS * GROUP
-    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = (2 * KEY_HEADS + HEADS) * DIM
     begin = tl.load(query_start_ptr + seq)
     count = tl.load(query_start_ptr + seq + 1) - begin
-    # No early return: every program waits below, on which whoever waits for this kernel relies (``pdl_jit``).
+    # None returns before it waits, on which whoever waits for this kernel relies (``pdl_jit``).
     live = (count > 0) & (count <= short_len)
-    count = tl.where(live, count, 0)
     first = tl.load(context_lens_ptr + seq) - count
     slot = tl.load(read_ptr + seq, mask=live, other=0).to(tl.int64)
 
-    key = tl.arange(0, KEY_DIM)
-    value = tl.arange(0, VALUE_DIM)
-    ring = tl.arange(0, RING)
-    q_channel = head // GROUP * KEY_DIM + key
-    k_channel = KEY_HEADS * KEY_DIM + q_channel
-    v_channel = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + value
-    state_at = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + value[None, :]
-    # At a sequence's beginning nothing of the slot is used: 0 times NaN would be NaN.
+    # q, k, v and z of the head, one after the other: z takes the same way as the others, with taps that leave it alone.
+    # They are in one vector because a vector of fewer channels than threads has no layout of its own in Triton: it gets
+    # that of the state's rows, where a thread has 16 channels with all their columns and taps (SM 9.0, Triton 3.7.1: 255
+    # registers and 2440 bytes spilled).
+    place = tl.arange(0, 4 * DIM)
+    part = place // DIM
+    own = place % DIM
+    key_head = head // GROUP
+    channel = tl.where(part < 2, (part * KEY_HEADS + key_head) * DIM, (2 * KEY_HEADS + head) * DIM) + own
+    source = tl.where(part < 3, channel, CHANNELS + head * DIM + own)
+    # Of a key head, the first value head writes q and k.
+    written = (part == 2) | ((part < 2) & (head % GROUP == 0))
+    row = tl.arange(0, DIM)[:, None]
+    column = tl.arange(0, DIM)
+    state_at = head * (DIM * DIM) + row * DIM + column[None, :]
+    # At a sequence's beginning nothing of the slot is read: 0 times NaN would be NaN.
     state = tl.load(state_ptr + slot * stride_state + state_at, mask=live & (first > 0), other=0.0)
-    age = (first - ring) & (RING - 1)
-    before = (age >= 1) & (age < TAPS) & (age <= first)
-    slot_columns = columns_ptr + slot * stride_columns
-    q_columns = _columns(slot_columns, q_channel, before, live, RING)
-    k_columns = _columns(slot_columns, k_channel, before, live, RING)
-    v_columns = _columns(slot_columns, v_channel, before, live, RING)
-    q_taps = _taps(conv_ptr, q_channel, age, live, TAPS)
-    k_taps = _taps(conv_ptr, k_channel, age, live, TAPS)
-    v_taps = _taps(conv_ptr, v_channel, age, live, TAPS)
+    before = _load_columns(columns_ptr + slot * stride_columns, channel, first, live & (part < 3), TAPS, RING)
+    taps = _load_taps(conv_ptr, channel, part < 3, TAPS)
     decay = tl.load(decay_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
-    norm = tl.load(norm_ptr + value).to(tl.float32)
+    norm = tl.load(norm_ptr + column).to(tl.float32)
     if PDL:
         let_next_begin_and_wait()
 
-    for token in range(count):
-        row = projected_ptr + (begin + token).to(tl.int64) * stride_projected
-        q_new = tl.load(row + q_channel)
-        k_new = tl.load(row + k_channel)
-        v_new = tl.load(row + v_channel)
-        z = tl.load(row + CHANNELS + head * VALUE_DIM + value).to(tl.float32)
-        gates_row = gates_ptr + (begin + token).to(tl.int64) * stride_gates
-        beta = rate(tl.load(gates_row + head))
-        kept = tl.exp(log_decay(tl.load(gates_row + HEADS + head), dt_bias, decay))
+    if not live:
+        return
 
-        age = (first + token - ring) & (RING - 1)
-        newest = (age == 0)[None, :]
-        q_columns = tl.where(newest, q_new[:, None], q_columns)
-        k_columns = tl.where(newest, k_new[:, None], k_columns)
-        v_columns = tl.where(newest, v_new[:, None], v_columns)
-        q = silu(tl.sum(q_columns.to(tl.float32) * q_taps, axis=1))
-        k = silu(tl.sum(k_columns.to(tl.float32) * k_taps, axis=1))
-        v = silu(tl.sum(v_columns.to(tl.float32) * v_taps, axis=1))
-        q *= tl.rsqrt((tl.sum(q * q) + 1e-6) * KEY_DIM)
-        k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
+    for token in range(0, 1 if ONE else count):
+        at = (begin + token).to(tl.int64)
+        columns = (tl.load(projected_ptr + at * stride_projected + source),) + before
+        beta = rate(tl.load(gates_ptr + at * stride_gates + head))
+        kept = tl.exp(log_decay(tl.load(gates_ptr + at * stride_gates + HEADS + head), dt_bias, decay))
+        x = tl.reshape(_convolve(columns, taps, TAPS), (4, DIM))
+        normed = x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
+        x = tl.where(tl.arange(0, 4)[:, None] < 2, normed, x)
+        q_and_v, k_and_z = tl.split(tl.permute(tl.reshape(x, (2, 2, DIM)), (2, 0, 1)))
+        q, v = tl.split(q_and_v)
+        k, gate = tl.split(k_and_z)
+        q *= DIM**-0.5
 
         # The answer of the new state is the old one's and q·k times what is added: both sums are of the old state, and
         # neither waits for the other.
@@ -156,22 +169,13 @@ def run_tokens(
         error = beta * (v - kept * recalled)
         answer = kept * answer + tl.sum(q * k) * error
         state = kept * state + k[:, None] * error[None, :]
-        y = answer * tl.rsqrt(tl.sum(answer * answer) / VALUE_DIM + epsilon) * norm * silu(z)
-        out_row = out_ptr + (begin + token).to(tl.int64) * (HEADS * VALUE_DIM)
-        store_rounded(out_row + head * VALUE_DIM + value, y, None, PLAIN)
+        y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
+        store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, PLAIN)
 
-        if VERIFY or token == count - 1:
+        if VERIFY or ONE or token == count - 1:
             to = tl.load(write_ptr + seq.to(tl.int64) * stride_write + (token if VERIFY else 0)).to(tl.int64)
             tl.store(state_ptr + to * stride_state + state_at, state)
-            # Of positions that there are; in place, new ones alone.
-            shown = (age < TAPS - 1) & (age <= first + token) & ((age <= token) | (to != slot))
-            slot_columns = columns_ptr + to * stride_columns
-            _store_columns(slot_columns, v_channel, v_columns, shown, RING)
-            if head % GROUP == 0:
-                _store_columns(slot_columns, q_channel, q_columns, shown, RING)
-                _store_columns(slot_columns, k_channel, k_columns, shown, RING)
-        more = token + 1 < count
-        age = (first + token + 1 - ring) & (RING - 1)
-        q_taps = _taps(conv_ptr, q_channel, age, more, TAPS)
-        k_taps = _taps(conv_ptr, k_channel, age, more, TAPS)
-        v_taps = _taps(conv_ptr, v_channel, age, more, TAPS)
+            oldest = tl.where(to == slot, first, 0)
+            to_columns = columns_ptr + to * stride_columns
+            _store_columns(to_columns, channel, columns, written, first + token, oldest, TAPS, RING)
+        before = columns[:-1]
