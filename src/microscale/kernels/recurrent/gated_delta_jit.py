@@ -48,12 +48,12 @@ def rate(b):
 
 
 @triton.jit
-def store_rounded(ptr, y, PLAIN: tl.constexpr):
+def store_rounded(ptr, y, mask, PLAIN: tl.constexpr):
     """Float32 to the pointers' type."""
     if ptr.dtype.element_ty == tl.bfloat16:
-        tl.store(ptr, to_bf16(y, PLAIN))
+        tl.store(ptr, to_bf16(y, PLAIN), mask=mask)
     else:
-        tl.store(ptr, y)
+        tl.store(ptr, y, mask=mask)
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def run_tokens(
         answer = kept * answer + tl.sum(q * k) * error
         state = kept * state + k[:, None] * error[None, :]
         y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
-        store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, PLAIN)
+        store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, None, PLAIN)
 
         if VERIFY or ONE or token == count - 1:
             to = tl.load(write_ptr + seq.to(tl.int64) * stride_write + (token if VERIFY else 0)).to(tl.int64)
