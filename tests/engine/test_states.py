@@ -43,8 +43,7 @@ def prompts() -> list[list[int]]:
 
 
 def engine_of(model: AnyModel, pages: int = 400, *, fill: bool = False, seqs: int = 8, budget: int = 512) -> Engine:
-    numbers = {"max_num_seqs": seqs, "max_num_batched_tokens": budget, "max_model_len": 256}
-    limits = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)
+    limits = Limits(model.page_size, model.config.sliding_window, seqs, budget, max_model_len=256)
     return assemble(model, limits, dict.fromkeys(PAGED, pages), fill_up_prompts=fill)
 
 

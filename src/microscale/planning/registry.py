@@ -27,6 +27,7 @@ from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation
+from microscale.kernels.recurrent.gated_delta import TritonRecurrent
 from microscale.kernels.recurrent.reference import ReferenceRecurrent
 from microscale.kernels.recurrent.spec import RecurrentOp
 from microscale.kernels.sampling.blocked import TritonSampling
@@ -58,6 +59,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     ReferenceAttention(),
     PagedAttention(),
     ReferenceRecurrent(),
+    TritonRecurrent(),
     ReferenceSmall(),
     TritonSmall(),
     ReferenceSampling(),
