@@ -47,6 +47,12 @@ def _find_chunk(query_start_ptr, num_sequences, block, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _tap(conv_ptr, channel, back, TAPS: tl.constexpr):
+    """Each channel's weight for the token ``back`` before."""
+    return tl.load(conv_ptr + channel * TAPS + (TAPS - 1 - back)).to(tl.float32)
+
+
+@triton.jit
 def _convolved(
     new_ptr, columns_ptr, conv_ptr, channel, token, count, first, stride, TAPS: tl.constexpr, RING: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -56,15 +62,18 @@ def _convolved(
     at = token + tl.arange(0, CHUNK)
     total = tl.zeros([CHUNK, channel.shape[0]], tl.float32)
     for back in tl.static_range(TAPS):
-        tap = tl.load(conv_ptr + channel * TAPS + (TAPS - 1 - back)).to(tl.float32)
         source = new_ptr + (at - back).to(tl.int64)[:, None] * stride + channel[None, :]
         x = tl.load(source, mask=((at >= back) & (at < count))[:, None], other=0.0).to(tl.float32)
-        if back > 0:
-            if token == 0:
-                # Of the slot. All other rows, and those before the sequence, are not read: they may be NaN.
-                old = columns_ptr + channel[None, :] * RING + ((first + at - back) & (RING - 1))[:, None]
-                x += tl.load(old, mask=((at < back) & (first + at >= back))[:, None], other=0.0).to(tl.float32)
-        total += x * tap[None, :]
+        total += x * _tap(conv_ptr, channel, back, TAPS)[None, :]
+    if token == 0:
+        # What the first tokens see of the slot. Columns from before the sequence are not read: they may be NaN.
+        for row in tl.static_range(TAPS - 1):
+            seen = tl.zeros([channel.shape[0]], tl.float32)
+            for back in tl.static_range(row + 1, TAPS):
+                column = channel * RING + ((first + row - back) & (RING - 1))
+                old = tl.load(columns_ptr + column, mask=first + row >= back, other=0.0).to(tl.float32)
+                seen += old * _tap(conv_ptr, channel, back, TAPS)
+            total += tl.where((at == row)[:, None], seen[None, :], 0.0)
     return silu(total)
 
 
@@ -129,6 +138,11 @@ def prepare(
     of_head = head.to(tl.int64) * tokens + row
     written = real[:, None] & (head % GROUP == 0)
 
+    v_channel = (2 * KEY_HEADS + head) * DIM + column
+    v = _convolved(
+        new_ptr, slot_columns, conv_ptr, v_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
+    )
+    tl.store(v_ptr + of_head[:, None] * DIM + column[None, :], (v * SMALLER).to(tl.float16), mask=real[:, None])
     q_channel = key_head * DIM + column
     q = _convolved(
         new_ptr, slot_columns, conv_ptr, q_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
@@ -155,12 +169,6 @@ def prepare(
     tl.store(scores_ptr + chunk_at, (tl.dot(q, tl.trans(k)) * decayed).to(tl.float16), mask=real[:, None])
     a = tl.where(i[:, None] > i[None, :], tl.dot(k, tl.trans(k)) * decayed * beta[:, None], 0.0)
     tl.store(inverse_ptr + chunk_at, _inverse(a, CHUNK).to(tl.float16), mask=real[:, None])
-
-    v_channel = (2 * KEY_HEADS + head) * DIM + column
-    v = _convolved(
-        new_ptr, slot_columns, conv_ptr, v_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
-    )
-    tl.store(v_ptr + of_head[:, None] * DIM + column[None, :], (v * SMALLER).to(tl.float16), mask=real[:, None])
 
 
 @triton.jit

@@ -119,7 +119,7 @@ class _Call:
             tokens, short, row, cache.state.stride(0), cache.columns.stride(0), batch.write.stride(0),
         )  # fmt: skip
         grid = (spec.num_heads * cdiv(spec.value_dim, BLOCK_V), sequences)
-        options = {"num_warps": BLOCK_V // 16, "num_stages": 2}
+        options = {"num_warps": 4, "num_stages": 2}
         launch(chunks_jit.advance, grid, arguments, constants | {"BLOCK_V": BLOCK_V}, options, ADVANCE_MMA)
 
         arguments = (
