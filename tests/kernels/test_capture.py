@@ -149,6 +149,7 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     norms = HeadNorms(torch.ones(64, device=DEVICE).to(dtype), torch.ones(64, device=DEVICE).to(dtype), 1e-5)
     logits = torch.randn(rows, 8).to(DEVICE, dtype)
     wide = torch.randn(rows, 2 * width).to(DEVICE, dtype)
+    heads = torch.randn(rows, 4, 64).to(DEVICE, dtype)
     rows_table, pair = torch.randn(9, width).to(DEVICE, torch.bfloat16), torch.ones(2, width).to(DEVICE, dtype)
     ids, ids_of = torch.arange(rows, device=DEVICE) % 9, torch.arange(64, device=DEVICE)
     blocks = torch.randn(rows, 4).to(DEVICE), torch.arange(4 * rows, device=DEVICE).view(rows, 4).int() % 64
@@ -164,6 +165,7 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
         "rms_norm": lambda: (ops.rms_norm(x, weight, 1e-5), ops.rms_norm(x, None, 1e-5)),
         "add_rms_norm": lambda: [ops.add_rms_norm(each, residual, weight, 1e-5) for each in (x, parts)],
         "add_rms_norm_mxfp8": lambda: [ops.add_rms_norm_mxfp8(each, residual, weight, 1e-5) for each in (x, parts)],
+        "gate_heads": lambda: ops.gate_heads(heads[:, :2], heads[:, 2:]),
         "norm_add_norm": lambda: (
             ops.norm_add_norm(x, None, residual, two),
             ops.norm_add_norm(x, residual, residual, joined),

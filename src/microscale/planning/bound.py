@@ -318,7 +318,7 @@ class Small:
         self.rms_norm, self.add_rms_norm = ops.rms_norm, ops.add_rms_norm
         self.add_rms_norm_mxfp8 = ops.add_rms_norm_mxfp8
         self.norm_add_norm, self.rope_and_write_kv = ops.norm_add_norm, ops.rope_and_write_kv
-        self.route, self.gated = ops.route, ops.gated
+        self.route, self.gated, self.gate_heads = ops.route, ops.gated, ops.gate_heads
         self.norm_pair, self.likeliest = ops.norm_pair, ops.likeliest
 
     def add_norm_route(

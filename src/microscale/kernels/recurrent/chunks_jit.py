@@ -139,20 +139,14 @@ def prepare(
     written = real[:, None] & (head % GROUP == 0)
 
     v_channel = (2 * KEY_HEADS + head) * DIM + column
-    v = _convolved(
-        new_ptr, slot_columns, conv_ptr, v_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
-    )
+    v = _convolved(new_ptr, slot_columns, conv_ptr, v_channel, token, count, first, stride_projected, TAPS, RING, CHUNK)
     tl.store(v_ptr + of_head[:, None] * DIM + column[None, :], (v * SMALLER).to(tl.float16), mask=real[:, None])
     q_channel = key_head * DIM + column
-    q = _convolved(
-        new_ptr, slot_columns, conv_ptr, q_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
-    )
+    q = _convolved(new_ptr, slot_columns, conv_ptr, q_channel, token, count, first, stride_projected, TAPS, RING, CHUNK)
     q = (q * tl.rsqrt((tl.sum(q * q, axis=1) + 1e-6) * DIM)[:, None]).to(tl.float16)
     tl.store(q_ptr + of_key_head, q, mask=written)
     k_channel = KEY_HEADS * DIM + q_channel
-    k = _convolved(
-        new_ptr, slot_columns, conv_ptr, k_channel, token, count, first, stride_projected, TAPS, RING, CHUNK
-    )
+    k = _convolved(new_ptr, slot_columns, conv_ptr, k_channel, token, count, first, stride_projected, TAPS, RING, CHUNK)
     k = (k * tl.rsqrt(tl.sum(k * k, axis=1) + 1e-6)[:, None]).to(tl.float16)
     tl.store(k_ptr + of_key_head, k, mask=written)
 

@@ -149,7 +149,7 @@ def run_tokens(
     if not live:
         return
 
-    for token in range(0, 1 if ONE else count):
+    for token in range(1 if ONE else count):
         at = (begin + token).to(tl.int64)
         columns = (tl.load(projected_ptr + at * stride_projected + source),) + before
         beta = rate(tl.load(gates_ptr + at * stride_gates + head))

@@ -104,9 +104,9 @@ class TritonSmall(SmallOps):
         scales = (q, q) if kv.k_scale is None or kv.v_scale is None else (kv.k_scale, kv.v_scale)
         per_head = 0 if kv.k_scale is None or kv.k_scale.numel() == 1 else 1
         arguments = (
-            qkv.contiguous(), positions, table.inverse_frequencies, slots, *weights, q, kv.k, kv.v, *scales,
+            qkv, positions, table.inverse_frequencies, slots, *weights, q, kv.k, kv.v, *scales,
             table.scale, 0.0 if norms is None else norms.epsilon, num_heads, kv_heads,
-            kv.page_size, kv.k.stride(0), kv.k.stride(1), per_head,
+            kv.page_size, kv.k.stride(0), kv.k.stride(1), per_head, qkv.stride(0),
         )  # fmt: skip
         constants = {
             "BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norms is not None,
@@ -125,6 +125,15 @@ class TritonSmall(SmallOps):
 
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, always: bool = False) -> Routing:
         return routing.route(logits, top_k, expert_scale, always=always)
+
+    def gate_heads(self, attended: Tensor, gates: Tensor) -> Tensor:
+        tokens, width = attended.shape[0], attended.shape[1] * attended.shape[2]
+        out = torch.empty((tokens, width), dtype=attended.dtype, device=attended.device)
+        if tokens:
+            arguments = (attended.contiguous(), gates, out, width, gates.stride(0))
+            grid = (tokens, cdiv(width, GATED_BLOCK))
+            launch_small(fused_jit.gate_heads, grid, arguments, {"BLOCK": GATED_BLOCK}, GATED_WARPS, self.pdl)
+        return out
 
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2

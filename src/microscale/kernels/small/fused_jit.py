@@ -45,8 +45,8 @@ def turn(x, partner, cos, sin, PLAIN: tl.constexpr):
 def rope_and_write_kv(
     qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
     k_scale_ptr, v_scale_ptr, scale, epsilon, heads, kv_heads, page_size, stride_page, stride_kv_head, stride_scale,
-    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, NORM_V: tl.constexpr, SHARED: tl.constexpr,
-    FP8: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    stride_qkv, BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, NORM_V: tl.constexpr,
+    SHARED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of heads). Rotates q to ``q_ptr`` and k into the cache, and copies v there.
 
@@ -73,7 +73,7 @@ def rope_and_write_kv(
         gdc_wait()
         gdc_launch_dependents()
     total = heads + kv_heads if SHARED else heads + 2 * kv_heads
-    source = qkv_ptr + (token * total + head)[:, None] * (2 * HALF) + pair[None, :]
+    source = qkv_ptr + token * stride_qkv + head[:, None] * (2 * HALF) + pair[None, :]
     inside = (head < total)[:, None]
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -121,6 +121,21 @@ def rope_and_write_kv(
     else:
         _put(k_ptr, place, low, high, k_scale_ptr, kv_head, stride_scale, is_key, HALF, FP8, PLAIN)
         _put(v_ptr, place, v_first, v_second, v_scale_ptr, kv_head, stride_scale, is_value, HALF, FP8, PLAIN)
+
+
+@triton.jit
+def gate_heads(
+    x_ptr, gate_ptr, out_ptr, width, stride_gate, BLOCK: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr
+):
+    """Grid: (tokens, blocks of columns). What attention gives, times the sigmoid of its gate."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    if PDL:
+        let_next_begin_and_wait()
+    gate = tl.load(gate_ptr + token * stride_gate + column, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + token * width + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * width + column, to_bf16(x * tl.sigmoid(gate), PLAIN), mask=mask)
 
 
 @triton.jit

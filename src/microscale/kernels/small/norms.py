@@ -28,6 +28,8 @@ MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
 ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
+# And one expert more that always runs, the last of top k.
+ROUTED_ALWAYS = ((2048, 256, 9),)
 # The same for norm, sum, norms, router and top-k, with this many readers apart from the router.
 NORM_ADD_NORM_ROUTED = ((4096, 128, 8),)
 NORM_ADD_NORM_READERS = 2
@@ -175,8 +177,11 @@ def _experts(num_experts: int) -> int:
 
 
 def _fuses_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
-    if spec.router is not None and (spec.router.expert_scale or spec.router.always):
-        return "takes routers without scales of experts, and without one that always runs"
+    if spec.router is not None and spec.router.expert_scale:
+        return "takes routers without scales of experts"
+    if spec.router is not None and spec.router.always:
+        shape = norm_block(spec.hidden), _experts(spec.num_experts - 1), spec.top_k
+        return _routes(shape, ROUTED_ALWAYS, spec.tokens)
     return _routes(_shape(spec), ROUTED, spec.tokens)
 
 
@@ -203,13 +208,14 @@ def _route_fused(
 ) -> Routed:
     """Sum, norm, router and top-k."""
     (tokens, width), num_experts = x.shape, router.weight.shape[0]
-    block, e_pad = norm_block(width), _experts(num_experts)
+    block, e_pad = norm_block(width), _experts(num_experts - router.always)
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     total = normed.new_empty(normed.shape)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = router_constants(block, e_pad, top_k) | {"BIAS": router.bias is not None}
+    constants = router_constants(block, e_pad, top_k)
+    constants |= {"BIAS": router.bias is not None, "ALWAYS": router.always}
     bias = router.weight if router.bias is None else router.bias  # not read where there is none
     arguments = (
         x, residual, norm_weight, router.weight, bias, total, normed, logits, ids, weights,

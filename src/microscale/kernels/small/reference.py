@@ -146,6 +146,11 @@ def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None, *, alw
     return Routing(ids.to(torch.int32), weights if expert_scale is None else weights * expert_scale.float()[ids])
 
 
+def gate_heads(attended: Tensor, gates: Tensor) -> Tensor:
+    """``attended`` times a sigmoid, with the heads joined."""
+    return (attended.float() * torch.sigmoid(gates.float())).to(attended.dtype).flatten(1)
+
+
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     """``[tokens, 2 * units]`` → ``[tokens, units]``."""
     return apply_gate(gate_up.float(), gate).to(gate_up.dtype)
@@ -179,6 +184,7 @@ class ReferenceSmall(SmallOps):
     norm_pair = staticmethod(norm_pair)
     likeliest = staticmethod(likeliest)
     route = staticmethod(route)
+    gate_heads = staticmethod(gate_heads)
     gated = staticmethod(gated)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:

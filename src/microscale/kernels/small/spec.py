@@ -194,5 +194,10 @@ class SmallOps(Implementation[SmallSpec]):
         """The experts of each token and their weights from ``logits [tokens, experts]``. ``always``: see ``Router``."""
 
     @abstractmethod
+    def gate_heads(self, attended: Tensor, gates: Tensor) -> Tensor:
+        """``attended [tokens, heads, head_dim]`` times the sigmoid of ``gates``, which may be a part of wider rows:
+        ``[tokens, heads * head_dim]``."""
+
+    @abstractmethod
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         """The activation of a dense MLP: ``[tokens, 2 * units]`` → ``[tokens, units]``."""

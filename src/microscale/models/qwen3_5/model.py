@@ -49,23 +49,30 @@ class GatedAttentionLayer(PreNormLayer):
     def forward(
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Added]:
-        q, x = self.queries(x, state, batch, kv, rope)
-        return self.attend(q, x, kv, batch.attention[self.kind])
+        qkv, gates, x = self._gated(x, state)
+        q = self._write(qkv, batch, kv, rope)
+        return self._finish(self.attention(q, kv, batch.attention[self.kind]), gates, x)
 
     def queries(
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Tensor]:
         """Queries and their gates, side by side."""
-        heads, x = self._project(x, state)
-        qkv, gates = heads.split((heads.shape[1] - self.config.num_heads, self.config.num_heads), dim=1)
+        qkv, gates, x = self._gated(x, state)
         return torch.cat((self._write(qkv, batch, kv, rope), gates), dim=1), x
 
     def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Added]:
         if not x.shape[0]:
             return x, x
         q, gates = q.chunk(2, dim=1)
-        attended = self.attention(q.contiguous(), kv, queries)
-        return self.feed_forward((attended * torch.sigmoid(gates)).flatten(1), x)
+        return self._finish(self.attention(q.contiguous(), kv, queries), gates, x)
+
+    def _gated(self, x: Tensor, state: Added) -> tuple[Tensor, Tensor, Tensor]:
+        heads, x = self._project(x, state)
+        qkv, gates = heads.split((heads.shape[1] - self.config.num_heads, self.config.num_heads), dim=1)
+        return qkv, gates, x
+
+    def _finish(self, attended: Tensor, gates: Tensor, x: Tensor) -> tuple[Tensor, Added]:
+        return self.feed_forward(self.small.gate_heads(attended, gates), x)
 
 
 @dataclass(eq=False, kw_only=True)

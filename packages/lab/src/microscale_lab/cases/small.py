@@ -179,9 +179,11 @@ def add_norm_route(spec: SmallSpec) -> Build:
     def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
         tokens, width, experts, top_k = spec.tokens, spec.hidden, spec.num_experts, spec.top_k
         x, residual = normal(tokens, width, device=device, size=5.0), normal(tokens, width, device=device, seed=4)
+        always = spec.router is not None and spec.router.always
         weight = normal(width, device=device, seed=1)
+        weight = weight.float() if always else weight  # the family with such an expert has its norms in float32
         bias = normal(experts, device=device, seed=3) if spec.router and spec.router.bias else None
-        router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), bias)
+        router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), bias, always=always)
         bound = bind_small(ops, spec, gpu)
         fused = path_of(ops, PathList.ROUTE, spec, gpu).name == IN_ONE_LAUNCH
         just_written(x, residual)
@@ -196,7 +198,16 @@ def add_norm_route(spec: SmallSpec) -> Build:
             logits = normed.float() @ router.weight.float().T
             logits = logits if bias is None else logits + bias.float()
             room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
-            yield from hold_routing(routing, logits, top_k, room, None)
+            if not always:
+                yield from hold_routing(routing, logits, top_k, room, None)
+                return
+            chosen = Routing(routing.expert_ids[:, :-1].contiguous(), routing.weights[:, :-1].contiguous())
+            yield from hold_routing(chosen, logits[:, :-1].contiguous(), top_k - 1, room, None)
+            yield same(
+                "the last expert", routing.expert_ids[:, -1], torch.full_like(routing.expert_ids[:, -1], experts - 1)
+            )
+            weight_room = Errors(4 * room, 4 * room)
+            yield compare("its weight", routing.weights[:, -1], torch.sigmoid(logits[:, -1]), weight_room)
 
         return finish
 
@@ -225,6 +236,25 @@ def norm_add_norm_route(spec: SmallSpec) -> Build:
             logits = want[-1].float() @ router.weight.float().T
             room = float(logits.abs().max()) * (step("bf16") if fused else 2 * step("bf16"))
             yield from hold_routing(routing, logits, top_k, room, scale)
+
+        return finish
+
+    return build
+
+
+def gate_heads(tokens: int, heads: int, head_dim: int) -> Build:
+    """Gates are the last heads of wider rows."""
+
+    def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
+        x = normal(tokens, heads, head_dim, device=device)
+        gates = normal(tokens, 3 * heads, head_dim, device=device, seed=1, size=4.0)[:, 2 * heads :]
+        gates[0, 0, 0] = -300.0
+        just_written(x, gates)
+        y = ops.gate_heads(x, gates)
+
+        def finish() -> Iterator[Compared]:
+            want = reference.gate_heads(x, gates)
+            yield compare("y", y, want, bf16_bound(want))
 
         return finish
 
@@ -295,8 +325,14 @@ def empty_cache(pages: int, kv_heads: int, page_size: int, dim: int, fp8: bool, 
     return PagedKv(k, v, torch.linspace(0.02, 0.001, kv_heads).to(device), torch.full((kv_heads,), 0.05, device=device))
 
 
-# tokens, width, experts, top_k, bias
-ROUTED = [(1, 2880, 128, 4, True), (3, 2880, 32, 4, True), (2, 64, 8, 4, True), (2, 2048, 128, 8, False)]
+# tokens, width, experts, top_k, bias, whether the last expert always runs
+ROUTED = [
+    (1, 2880, 128, 4, True, False),
+    (3, 2880, 32, 4, True, False),
+    (2, 64, 8, 4, True, False),
+    (2, 2048, 128, 8, False, False),
+    (2, 2048, 257, 9, False, True),
+]
 NORM_ADD_NORM_SHAPES = [(1, 2816, 128), (3, 2100, 100), (17, 64, 128)]
 
 
@@ -311,9 +347,9 @@ def cases() -> Iterator[KernelCase]:
     for tokens, width, readers, join in ((3, 704, 3, False), (1, 2816, 1, True)):
         name = f"{tokens} x {width}, {readers} readers{', two parts' if join else ''}"
         yield SmallCase(name, "norm_add_norm", small_spec(width), norm_add_norm(tokens, width, readers, join))
-    for tokens, width, experts, top_k, bias in ROUTED:
+    for tokens, width, experts, top_k, bias, always in ROUTED:
         sizes = (width, 8, 2, 64, experts, top_k, Activations.BF16, tokens)
-        spec = SmallSpec(*sizes, RouterShape(bias, expert_scale=False))
+        spec = SmallSpec(*sizes, RouterShape(bias, expert_scale=False, always=always))
         yield SmallCase(f"{tokens} x {width}, {experts} experts", "add_norm_route", spec, add_norm_route(spec))
     for tokens, width, experts in NORM_ADD_NORM_SHAPES:
         sizes = (width, 8, 2, 64, experts, 8, Activations.BF16, tokens)
@@ -325,6 +361,7 @@ def cases() -> Iterator[KernelCase]:
         for run in (0, 1, 8):
             gate = Gate(kind, interleaved=run > 0, run=max(run, 1))
             yield SmallCase(f"{kind}, runs of {run}", "gated", small_spec(64), gated(3, 40, gate))
+    yield SmallCase("5 heads", "gate_heads", small_spec(64), gate_heads(3, 5, 256))
     yield SmallCase("2112 units", "gated", small_spec(64), gated(1, 2112, Gate(GateKind.SILU, interleaved=False)))
     for heads in HEADS:
         yield SmallCase(f"heads {heads}", "rope_and_write_kv", small_spec(64), rope(heads))
