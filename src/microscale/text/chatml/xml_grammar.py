@@ -1,0 +1,144 @@
+"""The grammar of a call as XML tags: parameters in the schema's order, each value as its schema allows.
+
+A text's value is free up to its closing tag, unless the schema lists the values or limits length, pattern or format.
+All other values are JSON. What cannot be enforced is passed over, and is the reason why a schema cannot be strict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from microscale.text.chatml.call import CallGrammar
+from microscale.text.chatml.xml_schema import TEXT, alternatives, listed, resolved
+from microscale.text.grammar import Schema, escaped, named
+
+CLOSE = "\n</parameter>"
+"""The end of a value."""
+END = "</function>"
+
+_CLOSE = r"\n<\/parameter>"
+_UNENFORCED = (
+    "allOf", "anyOf", "const", "dependentRequired", "dependentSchemas", "enum", "if", "maxProperties", "minProperties",
+    "not", "oneOf", "patternProperties", "propertyNames",
+)  # fmt: skip
+"""Keywords of the parameters as a whole."""
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+}
+
+
+def call_grammar(number: int, function: str, form: Schema) -> CallGrammar:
+    return _Parameters(number, form).grammar(function)
+
+
+def why_not_strict(form: Schema) -> str | None:
+    parameters = _Parameters(0, form)
+    parameters.grammar("")
+    return parameters.fault
+
+
+class _Parameters:
+    """Collects the rules and forms of one function's parameters."""
+
+    def __init__(self, number: int, form: Schema) -> None:
+        self._number = number
+        self._form = form
+        self._root = form.schema
+        self._rules: list[str] = []
+        self._forms: list[dict[str, Any]] = []
+        self.fault: str | None = None
+        """The last thing that cannot be enforced."""
+
+    def grammar(self, function: str) -> CallGrammar:
+        schema = resolved(self._root, self._root)
+        for keyword in _UNENFORCED:
+            if keyword in schema:
+                self.fault = f"this model writes parameters as XML, where {keyword!r} of all of them cannot be enforced"
+        required = [name for name in schema.get("required", []) if isinstance(name, str)]
+        properties = {**schema.get("properties", {})} | {
+            name: {} for name in required if name not in schema.get("properties", {})
+        }
+        parts: list[str] = []
+        for name, value in properties.items():
+            if "\n" in name or ">" in name:
+                self.fault = f"the parameter name {name!r} cannot be written in an XML tag"
+            elif value is not False:
+                rule = self._rule("parameter", f"{_open(name)} ({self._value(value)})")
+                parts.append(rule if name in required else f"{rule}?")
+        others = schema.get("additionalProperties", True)
+        if others is not False:
+            # Not a second value of a parameter that has its own rule.
+            known = " | ".join(map(_open, properties))
+            tag = r"/<parameter=[^>\n]{1,128}>\n/" + (f" & ~({known})" if known else "")
+            name = self._rule("OTHER", tag)
+            parts.append(self._rule("other", f"{name} ({self._value(others)})") + "*")
+        body = " ".join([json.dumps(f"<function={function}>\n"), *parts, json.dumps(END)])
+        return CallGrammar(body, [*FREE_RULES, *self._rules], self._forms)
+
+    def _rule(self, kind: str, text: str) -> str:
+        name = f"{kind}_{self._number}_{len(self._rules)}"
+        self._rules.append(f"{name}: {text}")
+        return name
+
+    def _value(self, schema: Any) -> str:
+        """What comes after a parameter's tag, with the closing tag."""
+        ways: list[str] = []
+        for member in alternatives(schema, self._root):
+            values = listed(member)
+            if values is not None:
+                texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+                ways += [json.dumps(text + CLOSE + "\n", ensure_ascii=False) for text in texts]
+            elif member.get("type") == TEXT:
+                ways.append(self._text(member))
+            elif "type" in member or "properties" in member:
+                ways.append(f"{self._json(member)} {json.dumps(CLOSE + chr(10))}")
+            else:
+                ways.append(FREE)
+        return FREE if FREE in ways else " | ".join(ways)
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        limits: list[str] = []
+        if "minLength" in schema or "maxLength" in schema:
+            limits.append(rf"(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
+        if "pattern" in schema:
+            limits.append(_anchored(schema["pattern"]))
+        if "format" in schema:
+            if schema["format"] in _FORMATS:
+                limits.append(_FORMATS[schema["format"]])
+            else:
+                self.fault = f"the format {schema['format']!r} cannot be enforced outside of JSON"
+        if not limits:
+            return FREE
+        whole = " & ".join(f"/({limit}){_CLOSE}/" for limit in limits)
+        return self._rule("TEXT", rf"{whole} & ~/(.|\n)*{_CLOSE}(.|\n)+/") + r' "\n"'
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        name = f"value_{self._number}_{len(self._forms)}"
+        self._forms.append(named(name, Schema({**shared, **schema}, self._form.strict)))
+        return f"@{name}"
+
+
+FREE = "free"
+"""The rule of any text with its closing tag."""
+FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)}]: /(.|\n)*/"]
+
+
+def _open(name: str) -> str:
+    return json.dumps(f"<parameter={name}>\n", ensure_ascii=False)
+
+
+def _anchored(pattern: str) -> str:
+    """A pattern of a JSON schema, which may match anywhere, as one that matches the whole text."""
+    anything = r"(.|\n)*"
+    inner = pattern.removeprefix("^")
+    begin = "" if inner != pattern else anything
+    is_closed = inner.endswith("$") and not inner.endswith(r"\$")
+    return f"{begin}({escaped(inner[:-1] if is_closed else inner)}){'' if is_closed else anything}"
