@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -100,15 +101,14 @@ TAGS = [
     " ", "1", "null", "é", '"',
 ]  # fmt: skip
 # What no XML tag can follow: the value itself ends there.
-literal = (
-    st.lists(st.sampled_from(TAGS), max_size=6).map("".join).filter(lambda text: "\n</parameter>" not in f"\n{text}")
-)
+strings = st.lists(st.sampled_from(TAGS), max_size=6).map("".join)
+literal = strings.filter(lambda text: "\n</parameter>" not in f"\n{text}")
 SCHEMA = {"properties": {"a": {"type": "string"}, "b": {"type": "array"}}}
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, *(cut % (len(text) + 1) for cut in cuts), len(text)})
-    return [text[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    return [text[begin:end] for begin, end in itertools.pairwise(places)]
 
 
 cuts = st.lists(st.integers(0, 10_000), max_size=8)
@@ -169,6 +169,26 @@ def test_any_xml_in_any_pieces(text: str, cuts: list[int], complete: bool) -> No
 def test_the_schema_decides_what_a_text_is(schema: object, text: str, value: str) -> None:
     root = {"$defs": {"t": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}}
     assert as_json(text, value_types(schema, root)) == value
+
+
+def test_a_schema_that_refers_to_itself_ends() -> None:
+    members = [{"$ref": "#/$defs/u"}, {"type": "string"}, {"$ref": "#/$defs/u"}]
+    root: dict[str, object] = {"$defs": {"u": {"anyOf": members}}}
+    assert value_types({"anyOf": members * 3}, root) == {"string"}
+    odds: list[object] = [
+        None,
+        3,
+        [],
+        "x",
+        {"anyOf": 3},
+        {"type": [3, {}]},
+        {"type": 3},
+        {"enum": 3},
+        {"enum": []},
+        {"$ref": 3},
+    ]
+    for odd in odds:
+        assert value_types(odd, root) == frozenset()
 
 
 def test_xml_that_is_not_a_call_costs_little() -> None:

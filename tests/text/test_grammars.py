@@ -135,6 +135,8 @@ TURNS["chatml_xml"] = [
     (MUST_XML, f"{xml('f', CITY_XML, UNIT_XML, ('x', '3'))}{END}", False),
     (MUST_XML, f"{xml('f', CITY_XML, CITY_XML, UNIT_XML)}{END}", False),
     (MUST_XML, f"{xml('f', ('city', ''), UNIT_XML)}{END}", True),
+    (MUST_XML, f"{xml('f', ('city', ''), UNIT_XML)}{END}".replace("\n\n", "\n"), True),
+    (MUST_XML, f"{xml('f', ('city', '</parameter> Rome'), UNIT_XML)}{END}", False),
     # Values.
     (MUST_XML, f"{xml('f', CITY_XML, ('days', 'three'), UNIT_XML)}{END}", False),
     (MUST_XML, f"{xml('f', CITY_XML, ('days', ''), UNIT_XML)}{END}", False),
@@ -200,7 +202,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.dictionaries(st.text('ab:{ "', max_size=4), values, max_size=3))
 def test_the_grammar_allows_any_xml_call_of_its_schema(arguments: dict[str, object]) -> None:
     chat_format, form = made("chatml_xml"), Schema(schema_of(arguments))
@@ -238,12 +240,17 @@ def test_limits_of_texts_in_xml(limits: dict[str, object], good: list[str], bad:
         assert follows(chat_format, grammar, xml("f", ("s", text)) + END) is (text in good), text
 
 
+BIG = {"big": {"enum": [f"{n:100}" for n in range(99)]}}
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
         ({"anyOf": [{"required": ["a"]}]}, "'anyOf'"),
         ({"properties": {"a>": {}}}, "'a>' cannot be written"),
-        ({"properties": {"a": {"type": "string", "format": "email"}}}, "'email' cannot be enforced"),
+        ({"properties": {"a": {"type": "string", "format": "email"}}}, "'email' of a text cannot be enforced"),
+        ({"properties": {"a": {"type": "string", "minLength": "1", "pattern": 3, "format": {}}}}, "cannot be enforced"),
+        ({"properties": {str(n): {"$ref": "#/$defs/big"} for n in range(999)}, "$defs": BIG}, "too large"),
     ],
 )
 def test_what_xml_cannot_enforce(schema: dict[str, object], reason: str) -> None:

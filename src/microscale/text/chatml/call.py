@@ -1,7 +1,7 @@
 """A style of calls in ChatML: what models write between ``<tool_call>`` and ``</tool_call>``.
 
-There are two: one JSON object (``json_call``) and XML tags (``xml_call``). The checkpoint's template shows which one the
-model was trained on.
+There are two: one JSON object (``json_call``) and XML tags (``xml_call``). The checkpoint's template shows which one
+the model was trained on.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MARK = "<function="
 OPEN = "<parameter="
 
 _HEAD = re.compile(rf"\s*{MARK}([A-Za-z0-9_.:-]{{1,128}})>")
-_OPEN = re.compile(rf"\s*{OPEN}([^>\n]*)>")
+_OPEN = re.compile(rf"\s*{OPEN}([^>\n]{{0,{MAX_HEAD_CHARS}}})>")
 _END = re.compile(rf"\s*{END}")
 
 
@@ -141,11 +141,12 @@ class XmlCallReader(CallReader):
             begun, self._begun = self._begun, ", "
             return f"{begun}{as_text(match[1])}: " + '"' * self._is_passed_on
         text = self._buffer.lstrip()
-        is_tag = text.startswith(OPEN) and "\n" not in text and len(text) < MAX_HEAD_CHARS
+        is_tag = text.startswith(OPEN) and "\n" not in text and len(text) <= len(OPEN) + MAX_HEAD_CHARS
         if not is_tag and not OPEN.startswith(text) and not END.startswith(text):
-            # Text between the tags.
-            at = self._buffer.find("<", len(self._buffer) - len(text) + 1)
-            cut = len(self._buffer) if at < 0 else at
+            # Text between the tags, without the space before what follows.
+            at = text.find("<", 1)
+            text = text if at < 0 else text[:at]
+            cut = self._buffer.index(text) + len(text.rstrip())
             self._rest.append(self._buffer[:cut])
             self._buffer = self._buffer[cut:]
             return self._read_tag()

@@ -11,12 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from microscale.text.chatml.call import CallGrammar
-from microscale.text.chatml.xml_schema import TEXT, alternatives, listed, resolved
+from microscale.text.chatml.xml_schema import ANYTHING, TEXT, alternatives, as_list, as_mapping, listed, resolved
 from microscale.text.grammar import Schema, escaped, named
 
 CLOSE = "\n</parameter>"
 """The end of a value."""
 END = "</function>"
+
+MAX_CHARS = 1 << 20
+"""Of one function's grammar."""
+MAX_LENGTH = 10_000
+"""Of a text: an automaton has as many states."""
 
 _CLOSE = r"\n<\/parameter>"
 _UNENFORCED = (
@@ -26,6 +31,7 @@ _UNENFORCED = (
 """Keywords of the parameters as a whole."""
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_LIMITS = {"minLength", "maxLength", "pattern", "format"}
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -53,6 +59,9 @@ class _Parameters:
         self._root = form.schema
         self._rules: list[str] = []
         self._forms: list[dict[str, Any]] = []
+        self._shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        self._shared_chars = len(json.dumps(self._shared))
+        self._room = MAX_CHARS
         self.fault: str | None = None
         """The last thing that cannot be enforced."""
 
@@ -61,10 +70,9 @@ class _Parameters:
         for keyword in _UNENFORCED:
             if keyword in schema:
                 self.fault = f"this model writes parameters as XML, where {keyword!r} of all of them cannot be enforced"
-        required = [name for name in schema.get("required", []) if isinstance(name, str)]
-        properties = {**schema.get("properties", {})} | {
-            name: {} for name in required if name not in schema.get("properties", {})
-        }
+        required = [name for name in as_list(schema.get("required")) if isinstance(name, str)]
+        properties = dict(as_mapping(schema.get("properties")))
+        properties |= {name: ANYTHING for name in required if name not in properties}
         parts: list[str] = []
         for name, value in properties.items():
             if "\n" in name or ">" in name:
@@ -76,7 +84,7 @@ class _Parameters:
         if others is not False:
             # Not a second value of a parameter that has its own rule.
             known = " | ".join(map(_open, properties))
-            tag = r"/<parameter=[^>\n]{1,128}>\n/" + (f" & ~({known})" if known else "")
+            tag = r"/<parameter=[^>\n]{1,128}>/" + (f" & ~({known})" if known else "")
             name = self._rule("OTHER", tag)
             parts.append(self._rule("other", f"{name} ({self._value(others)})") + "*")
         body = " ".join([json.dumps(f"<function={function}>\n"), *parts, json.dumps(END)])
@@ -88,51 +96,64 @@ class _Parameters:
         return name
 
     def _value(self, schema: Any) -> str:
-        """What comes after a parameter's tag, with the closing tag."""
+        """What comes after a parameter's tag: a line break, the value, and the closing tag."""
         ways: list[str] = []
+        if self._room < 0:
+            self.fault = f"the schema is too large: its grammar has more than {MAX_CHARS} characters"
+            return FREE
         for member in alternatives(schema, self._root):
             values = listed(member)
             if values is not None:
                 texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-                ways += [json.dumps(text + CLOSE + "\n", ensure_ascii=False) for text in texts]
+                ways += [json.dumps(f"\n{text}{CLOSE}\n") for text in texts]
             elif member.get("type") == TEXT:
                 ways.append(self._text(member))
             elif "type" in member or "properties" in member:
-                ways.append(f"{self._json(member)} {json.dumps(CLOSE + chr(10))}")
+                ways.append(rf'"\n" {self._json(member)} {json.dumps(CLOSE)} "\n"')
             else:
                 ways.append(FREE)
+        self._room -= sum(map(len, ways))
         return FREE if FREE in ways else " | ".join(ways)
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         limits: list[str] = []
-        if "minLength" in schema or "maxLength" in schema:
-            limits.append(rf"(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
-        if "pattern" in schema:
-            limits.append(_anchored(schema["pattern"]))
-        if "format" in schema:
-            if schema["format"] in _FORMATS:
-                limits.append(_FORMATS[schema["format"]])
+        for keyword in sorted(_LIMITS & schema.keys()):
+            pattern = _pattern(keyword, schema[keyword])
+            if pattern is None:
+                self.fault = f"{keyword!r} {schema[keyword]!r} of a text cannot be enforced outside of JSON"
             else:
-                self.fault = f"the format {schema['format']!r} cannot be enforced outside of JSON"
+                limits.append(pattern)
         if not limits:
             return FREE
-        whole = " & ".join(f"/({limit}){_CLOSE}/" for limit in limits)
+        whole = " & ".join(rf"/\n({limit}){_CLOSE}/" for limit in limits)
         return self._rule("TEXT", rf"{whole} & ~/(.|\n)*{_CLOSE}(.|\n)+/") + r' "\n"'
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        self._room -= self._shared_chars
         name = f"value_{self._number}_{len(self._forms)}"
-        self._forms.append(named(name, Schema({**shared, **schema}, self._form.strict)))
+        self._forms.append(named(name, Schema({**self._shared, **schema}, self._form.strict)))
         return f"@{name}"
 
 
 FREE = "free"
 """The rule of any text with its closing tag."""
-FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)}]: /(.|\n)*/"]
+# A closing tag on the next line ends the value, also if that leaves it empty.
+FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)}]: /(\n(.|\n)*)?/"]
 
 
 def _open(name: str) -> str:
-    return json.dumps(f"<parameter={name}>\n", ensure_ascii=False)
+    return json.dumps(f"<parameter={name}>")
+
+
+def _pattern(keyword: str, limit: Any) -> str | None:
+    """A limit of a text as a regular expression of the whole text, if it can be one."""
+    if keyword in ("minLength", "maxLength"):
+        is_length = isinstance(limit, int) and 0 <= limit <= MAX_LENGTH
+        least, most = (limit, "") if keyword == "minLength" else (0, limit)
+        return rf"(.|\n){{{least},{most}}}" if is_length else None
+    if not isinstance(limit, str):
+        return None
+    return _anchored(limit) if keyword == "pattern" else _FORMATS.get(limit)
 
 
 def _anchored(pattern: str) -> str:

@@ -11,6 +11,8 @@ from microscale.text.json_text import is_json
 
 MAX_REFERENCES = 16
 TEXT = "string"
+ANYTHING: Mapping[str, Any] = {}
+"""The schema that allows every value."""
 NO_TYPES: frozenset[str] = frozenset()
 
 _NUMBER = re.compile(r"-?[0-9]+([.eE].*)?")
@@ -20,41 +22,54 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema as an object without a reference at its top: empty if it allows everything or refers to nothing."""
+    """A schema without a reference at its top."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping):
-            break
+            return ANYTHING
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
         schema = root
         for key in reference.removeprefix("#").split("/")[1:]:
-            schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
-    return {}
+            schema = as_mapping(schema).get(key.replace("~1", "/").replace("~0", "~"))
+    return ANYTHING
 
 
-def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Schemas come from clients: what is not an object where one must be says nothing."""
+    return value if isinstance(value, Mapping) else ANYTHING
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A union's members, without references and unions; at least one."""
-    schema = resolved(schema, root)
-    members = schema.get("anyOf", schema.get("oneOf"))
-    if members is None and _is_single(schema.get("allOf")):
-        members = schema["allOf"]
-    if isinstance(members, Sequence) and members and depth < MAX_REFERENCES:
-        return [found for member in members for found in alternatives(member, root, depth + 1)]
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
-        return [{**schema, "type": kind} for kind in kinds] or [{}]
-    return [schema]
-
-
-def _is_single(members: Any) -> bool:
-    return isinstance(members, Sequence) and len(members) == 1
+    found: list[Mapping[str, Any]] = []
+    waiting, seen = [schema], set()
+    while waiting:
+        member = resolved(waiting.pop(), root)
+        if id(member) in seen:
+            continue
+        seen.add(id(member))
+        members = as_list(member.get("anyOf", member.get("oneOf")))
+        if len(every := as_list(member.get("allOf"))) == 1:
+            # How some generators of schemas write a reference.
+            members = members or every
+        kinds = as_list(member.get("type"))
+        if members:
+            waiting += reversed(members)
+        elif kinds and listed(member) is None:
+            found += [{**member, "type": kind} for kind in kinds]
+        else:
+            found.append(member)
+    return found or [ANYTHING]
 
 
 def listed(schema: Mapping[str, Any]) -> Sequence[Any] | None:
     """The values that a schema lists, if it does."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return values if isinstance(values, list) else None
+    return [schema["const"]] if "const" in schema else as_list(schema.get("enum")) or None
 
 
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
