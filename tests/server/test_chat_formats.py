@@ -385,8 +385,14 @@ DAYS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-@pytest.mark.parametrize("tools", [[DAYS[0], STRICT[1]], [DAYS[1], TOOLS[1]]], ids=["strict", "free"])
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        ("auto", [DAYS[0], STRICT[1]]),
+        ("required", [DAYS[1], TOOLS[1]]),
+        ({"type": "function", "function": {"name": "f"}}, [DAYS[1], TOOLS[1]]),
+    ],
+)
 def test_a_stream_of_xml_calls(servers: dict[str, Live], choice: Any, tools: list[Any]) -> None:
     choices = streamed(servers["chatml_xml"], "calls", "chatml_xml", tools=tools, tool_choice=choice, **SLOW)
     deltas = [call for each in choices for call in each["delta"].get("tool_calls") or []]
@@ -434,9 +440,10 @@ def test_xml_schemas_are_compiled_and_wrong_ones_refused(servers: dict[str, Live
     ],
 )
 def test_template_options(servers: dict[str, Live], options: dict[str, Any], kept: str, begun: str) -> None:
-    talk = [*ASK, {"role": "assistant", "reasoning_content": "Hm.", "content": "4"}, *ASK]
+    talk = [*ASK, {"role": "assistant", "reasoning_content": "Hm.", "content": "4"}, {"role": "user", "content": "5?"}]
+    again = "<|im_start|>user\n5?<|im_end|>\n<|im_start|>assistant\n"
     ids = post(servers["chatml_xml"], "/tokenize", messages=talk, chat_template_kwargs=options)["tokens"]
-    assert tiny_chatml().decode(ids, show_control=True) == f"{ASKED}{kept}4<|im_end|>\n{ASKED}{begun}"
+    assert tiny_chatml().decode(ids, show_control=True) == f"{ASKED}{kept}4<|im_end|>\n{again}{begun}"
 
 
 # ---- Gemma's <bos> before a raw prompt -------------------------------------------------------------------------------

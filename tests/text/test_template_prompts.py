@@ -86,13 +86,12 @@ def test_a_conversation_with_tools_in_chatml(name: str) -> None:
 def test_xml_calls_of_earlier_turns() -> None:
     """The reasoning before the last question goes, unless it is to be kept."""
     call = ToolCall("c1", "get_weather", '{"city": "Paris", "days": [1, 2.5], "note": "</parameter>\\n<think>"}')
-    talk = [*QUESTION, Message(Role.ASSISTANT, "Hi.", "They greet."), *QUESTION]
+    talk = [*QUESTION, Message(Role.ASSISTANT, "Hi.", "They greet."), Message(Role.USER, "Well?")]
     talk += [Message(Role.ASSISTANT, "", "I must ask.", (call,)), Message(Role.TOOL, "18 °C", call_id="c1")]
     for keep, kept in ((None, ""), (False, ""), (True, "<think>\nThey greet.\n</think>\n\n")):
         ids = made("chatml_xml").render(talk, RenderOptions(preserve_thinking=keep))
-        asked = "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>assistant\n"
         assert shown("chatml_xml", ids) == (
-            f"{asked}{kept}Hi.<|im_end|>\n{asked}<think>\nI must ask.\n</think>\n\n<tool_call>\n"
+            f"{ASKED}{kept}Hi.<|im_end|>\n{ASKED.replace('Hello world', 'Well?')}<think>\nI must ask.\n</think>\n\n<tool_call>\n"
             "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n[1, 2.5]\n</parameter>\n"
             "<parameter=note>\n</parameter>\n<think>\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
             "<|im_start|>user\n<tool_response>\n18 °C\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
