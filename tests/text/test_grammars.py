@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from dataclasses import replace
 
 import openai_harmony as lib
@@ -11,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.conversation import Effort, Message, RenderOptions, Role, ToolCall
+from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
 from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema, Turn, alone, choice, regex
-from support.chat_formats import MAKE, chatml, follows, made, schema_of, xml
+from microscale.text.output import ChatOutput
+from support.chat_formats import MAKE, chatml, follows, made, run, schema_of, total, xml
 from support.tiny_chatml_text import ALWAYS_THINKS, TEMPLATE, tiny_chatml
 from support.tiny_tokenizers import library, tiny
 
@@ -221,6 +224,9 @@ def test_the_grammar_allows_any_xml_call_of_its_schema(arguments: dict[str, obje
     ("limits", "good", "bad"),
     [
         ({"minLength": 2, "maxLength": 3}, ["ab", "é\n日"], ["a", "abcd"]),
+        ({"maxLength": 3}, ["", "ab", "é\n日"], ["abcd"]),
+        ({"maxLength": 10_000}, ["", "ab" * 500], []),
+        ({"minLength": 100, "maxLength": 500, "pattern": "b"}, ["ab" * 200], ["b", "a" * 200, "b" * 600]),
         ({"pattern": "b+"}, ["b", "a\nbb a"], ["a"]),
         ({"pattern": "^a/b|c$"}, ["a/b", "c"], ["a/c", "ab"]),
         ({"pattern": r"^\$"}, ["$", "$a"], ["a$"]),
@@ -259,6 +265,43 @@ def test_what_xml_cannot_enforce(schema: dict[str, object], reason: str) -> None
     assert reason in (chat_format.why_not_strict(form) or "")
     grammar = chat_format.turn_grammar(Turn(calls={"f": form}))
     assert follows(chat_format, grammar, xml("f", ("b", "x")) + END)
+
+
+@settings(max_examples=15)
+@given(st.randoms(use_true_random=False))
+def test_what_the_xml_grammar_allows_fits_the_schema(chance: random.Random) -> None:
+    """A model that writes any allowed token, and now and then the end of a value."""
+    chat_format = made("chatml_xml")
+    tokenizer = chat_format.tokenizer
+    words = tokenizer.vocabulary()
+    vocabulary = Vocabulary(words, sorted(tokenizer.control.values()), tokenizer.split_pattern)
+    turn = Turn(calls={"f": WEATHER}, must_call=True, one_call=True, begun=[tokenizer.control["</think>"]])
+    matcher = Grammars(vocabulary, len(words)).matcher(chat_format.turn_grammar(turn))
+    ids: list[int] = []
+    wanted: list[int] = []
+    while not matcher.ended:
+        mask = matcher.inner.compute_bitmask()
+        allowed = [token for token in range(len(words)) if mask[token // 8] >> token % 8 & 1]
+        if not wanted and chance.random() < 0.2:
+            wanted = tokenizer.encode(chance.choice(["\n</parameter>\n", "</parameter>", '"}\n']))
+        token = wanted.pop(0) if wanted else chance.choice(allowed)
+        if token not in allowed:
+            token, wanted = chance.choice(allowed), []
+        matcher.accept(token)
+        ids.append(token)
+        assert len(ids) < 2000
+    output = ChatOutput(chat_format.parser((Tool("f", parameters=WEATHER.schema),)))
+    parsed = total(run(output, [ids]), output.flaws)
+    assert (parsed.content, parsed.flaws, [name for name, _ in parsed.calls]) == ("", [], ["f"])
+    arguments = json.loads(parsed.calls[0][1])
+    names = list(WEATHER.schema["properties"])
+    assert list(arguments) == sorted(arguments, key=names.index)
+    assert isinstance(arguments.pop("city"), str)
+    assert arguments.pop("unit") in ("C", "F", 0)
+    assert isinstance(arguments.get("days", 0), int)
+    assert isinstance(arguments.get("note") or "", str)
+    assert re.fullmatch("[a-z]+/", arguments.get("code", "a/"))
+    assert [*(arguments.get("where") or {"zone": ""})] == ["zone"]
 
 
 # ---- Harmony ---------------------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def test_xml_calls_of_earlier_turns() -> None:
     for keep, kept in ((None, ""), (False, ""), (True, "<think>\nThey greet.\n</think>\n\n")):
         ids = made("chatml_xml").render(talk, RenderOptions(preserve_thinking=keep))
         assert shown("chatml_xml", ids) == (
-            f"{ASKED}{kept}Hi.<|im_end|>\n{ASKED.replace('Hello world', 'Well?')}<think>\nI must ask.\n</think>\n\n<tool_call>\n"
+            f"{ASKED}{kept}Hi.<|im_end|>\n{ASKED.replace('Hello world', 'Well?')}"
+            "<think>\nI must ask.\n</think>\n\n<tool_call>\n"
             "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n[1, 2.5]\n</parameter>\n"
             "<parameter=note>\n</parameter>\n<think>\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
             "<|im_start|>user\n<tool_response>\n18 °C\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"

@@ -20,8 +20,8 @@ END = "</function>"
 
 MAX_CHARS = 1 << 20
 """Of one function's grammar."""
-MAX_LENGTH = 10_000
-"""Of a text: an automaton has as many states."""
+MAX_LENGTH, MAX_LENGTH_OF_MANY = 10_000, 500
+"""The largest limit of a text's length, alone and with other limits: llguidance 1.9 gives up above 1,000 to 2,000."""
 
 _CLOSE = r"\n<\/parameter>"
 _UNENFORCED = (
@@ -90,9 +90,9 @@ class _Parameters:
         body = " ".join([json.dumps(f"<function={function}>\n"), *parts, json.dumps(END)])
         return CallGrammar(body, [*FREE_RULES, *self._rules], self._forms)
 
-    def _rule(self, kind: str, text: str) -> str:
+    def _rule(self, kind: str, text: str, attributes: str = "") -> str:
         name = f"{kind}_{self._number}_{len(self._rules)}"
-        self._rules.append(f"{name}: {text}")
+        self._rules.append(f"{name}{attributes}: {text}")
         return name
 
     def _value(self, schema: Any) -> str:
@@ -117,14 +117,20 @@ class _Parameters:
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         limits: list[str] = []
-        for keyword in sorted(_LIMITS & schema.keys()):
-            pattern = _pattern(keyword, schema[keyword])
+        keywords = sorted(_LIMITS & schema.keys())
+        for keyword in keywords:
+            pattern = _pattern(
+                keyword, schema[keyword], MAX_LENGTH if keywords == ["maxLength"] else MAX_LENGTH_OF_MANY
+            )
             if pattern is None:
                 self.fault = f"{keyword!r} {schema[keyword]!r} of a text cannot be enforced outside of JSON"
             else:
                 limits.append(pattern)
         if not limits:
             return FREE
+        if keywords == ["maxLength"]:
+            return self._rule("text", rf"/\n{limits[0]}/", f"[suffix={json.dumps(CLOSE)}]") + r' "\n"'
+        # Not up to a later closing tag, where the text would be longer or match.
         whole = " & ".join(rf"/\n({limit}){_CLOSE}/" for limit in limits)
         return self._rule("TEXT", rf"{whole} & ~/(.|\n)*{_CLOSE}(.|\n)+/") + r' "\n"'
 
@@ -145,10 +151,10 @@ def _open(name: str) -> str:
     return json.dumps(f"<parameter={name}>")
 
 
-def _pattern(keyword: str, limit: Any) -> str | None:
+def _pattern(keyword: str, limit: Any, longest: int) -> str | None:
     """A limit of a text as a regular expression of the whole text, if it can be one."""
     if keyword in ("minLength", "maxLength"):
-        is_length = isinstance(limit, int) and 0 <= limit <= MAX_LENGTH
+        is_length = isinstance(limit, int) and 0 <= limit <= longest
         least, most = (limit, "") if keyword == "minLength" else (0, limit)
         return rf"(.|\n){{{least},{most}}}" if is_length else None
     if not isinstance(limit, str):
