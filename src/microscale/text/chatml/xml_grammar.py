@@ -1,7 +1,8 @@
 """The grammar of a call as XML tags: parameters in the schema's order, each value as its schema allows.
 
-A text's value is free up to its closing tag, unless the schema lists the values or limits length, pattern or format.
-All other values are JSON. What cannot be enforced is passed over, and is the reason why a schema cannot be strict.
+A text is free up to its closing tag, unless the schema lists the values or limits length, pattern or format; with a
+pattern or format it has one line. All other values are JSON. What cannot be enforced is passed over, and is the reason
+why a schema cannot be strict.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ END = "</function>"
 
 MAX_CHARS = 1 << 20
 """Of one function's grammar."""
-MAX_LENGTH, MAX_LENGTH_OF_MANY = 10_000, 500
-"""The largest limit of a text's length, alone and with other limits: llguidance 1.9 gives up above 1,000 to 2,000."""
+MAX_LENGTH = 10_000
+"""The largest limit of a text's length: an automaton has as many states."""
 
 _CLOSE = r"\n<\/parameter>"
 _UNENFORCED = (
@@ -31,7 +32,6 @@ _UNENFORCED = (
 """Keywords of the parameters as a whole."""
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_LIMITS = {"minLength", "maxLength", "pattern", "format"}
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -59,8 +59,6 @@ class _Parameters:
         self._root = form.schema
         self._rules: list[str] = []
         self._forms: list[dict[str, Any]] = []
-        self._shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        self._shared_chars = len(json.dumps(self._shared))
         self._room = MAX_CHARS
         self.fault: str | None = None
         """The last thing that cannot be enforced."""
@@ -116,28 +114,38 @@ class _Parameters:
         return FREE if FREE in ways else " | ".join(ways)
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        limits: list[str] = []
-        keywords = sorted(_LIMITS & schema.keys())
-        for keyword in keywords:
-            pattern = _pattern(
-                keyword, schema[keyword], MAX_LENGTH if keywords == ["maxLength"] else MAX_LENGTH_OF_MANY
-            )
-            if pattern is None:
-                self.fault = f"{keyword!r} {schema[keyword]!r} of a text cannot be enforced outside of JSON"
-            else:
-                limits.append(pattern)
-        if not limits:
+        least, most = self._length(schema, "minLength"), self._length(schema, "maxLength")
+        patterns = [_anchored(pattern)] if isinstance(pattern := schema.get("pattern"), str) else []
+        named_format = schema.get("format")
+        if isinstance(named_format, str) and named_format in _FORMATS:
+            patterns.append(_FORMATS[named_format])
+        elif named_format is not None:
+            self.fault = f"the format {named_format!r} of a text cannot be enforced outside of JSON"
+        # A text without a line break cannot contain a closing tag, which would end it early.
+        if patterns:
+            patterns.append(f"[^\\n]{{{least or 0},{'' if most is None else most}}}")
+            return self._rule("TEXT", " & ".join(rf"/\n({pattern}){_CLOSE}/" for pattern in patterns)) + r' "\n"'
+        if least is None and most is None:
             return FREE
-        if keywords == ["maxLength"]:
-            return self._rule("text", rf"/\n{limits[0]}/", f"[suffix={json.dumps(CLOSE)}]") + r' "\n"'
-        # Not up to a later closing tag, where the text would be longer or match.
-        whole = " & ".join(rf"/\n({limit}){_CLOSE}/" for limit in limits)
-        return self._rule("TEXT", rf"{whole} & ~/(.|\n)*{_CLOSE}(.|\n)+/") + r' "\n"'
+        least = least or 0
+        rest = "" if most is None else max(most - least, 0)
+        text = rf"/\n[^\n]{{{least}}}(.|\n){{0,{rest}}}/"
+        return self._rule("text", text, f"[suffix={json.dumps(CLOSE)}]") + r' "\n"'
+
+    def _length(self, schema: Mapping[str, Any], keyword: str) -> int | None:
+        length = schema.get(keyword)
+        if isinstance(length, int) and 0 <= length <= MAX_LENGTH:
+            return length
+        if length is not None:
+            self.fault = f"{keyword!r} {length!r} of a text cannot be enforced outside of JSON"
+        return None
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        self._room -= self._shared_chars
+        if '"$ref"' in json.dumps(schema):
+            schema = {**_moved(schema), "$defs": {"root": _moved(self._root)}}
         name = f"value_{self._number}_{len(self._forms)}"
-        self._forms.append(named(name, Schema({**self._shared, **schema}, self._form.strict)))
+        self._forms.append(named(name, Schema(schema, self._form.strict)))
+        self._room -= len(json.dumps(schema))
         return f"@{name}"
 
 
@@ -147,24 +155,25 @@ FREE = "free"
 FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)}]: /(\n(.|\n)*)?/"]
 
 
+def _moved(schema: Any) -> Any:
+    """A part of a schema, with the places of the whole that it refers to under ``$defs/root``."""
+    if isinstance(schema, list):
+        return [_moved(value) for value in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"#/$defs/root{value[1:]}" if key == "$ref" and isinstance(value, str) else _moved(value)
+        for key, value in schema.items()
+    }
+
+
 def _open(name: str) -> str:
     return json.dumps(f"<parameter={name}>")
 
 
-def _pattern(keyword: str, limit: Any, longest: int) -> str | None:
-    """A limit of a text as a regular expression of the whole text, if it can be one."""
-    if keyword in ("minLength", "maxLength"):
-        is_length = isinstance(limit, int) and 0 <= limit <= longest
-        least, most = (limit, "") if keyword == "minLength" else (0, limit)
-        return rf"(.|\n){{{least},{most}}}" if is_length else None
-    if not isinstance(limit, str):
-        return None
-    return _anchored(limit) if keyword == "pattern" else _FORMATS.get(limit)
-
-
 def _anchored(pattern: str) -> str:
     """A pattern of a JSON schema, which may match anywhere, as one that matches the whole text."""
-    anything = r"(.|\n)*"
+    anything = r"[^\n]*"
     inner = pattern.removeprefix("^")
     begin = "" if inner != pattern else anything
     is_closed = inner.endswith("$") and not inner.endswith(r"\$")
