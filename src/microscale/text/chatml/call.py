@@ -87,3 +87,5 @@ class CallStyle:
     """The grammar of the n-th function's call; names in it end in the number."""
     why_not_strict: Callable[[Schema], str | None]
     """Why a grammar cannot enforce a schema of parameters; ``None`` if it can."""
+    renderable: Callable[[ToolCall], ToolCall]
+    """A call of an earlier turn, with arguments that the template can write."""

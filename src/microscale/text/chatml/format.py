@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -87,6 +88,11 @@ class ChatmlFormat(TemplateFormat):
         ids = self._render(conversation, options)
         begun = [] if options.end is PromptEnd.CLOSED else self._begun(ids)
         return Rendered(ids, tuple(begun))
+
+    def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
+        renderable = self._style.renderable
+        messages = [replace(each, tool_calls=tuple(map(renderable, each.tool_calls))) for each in conversation]
+        return super()._render(messages, options)
 
     def _continued(self, before: Sequence[Message], last: Message, options: RenderOptions) -> Rendered:
         """A prompt that ends inside ``last``, an incomplete assistant message."""

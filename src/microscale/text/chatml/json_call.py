@@ -149,4 +149,4 @@ def call_grammar(number: int, function: str, form: Schema) -> CallGrammar:
     return CallGrammar(f'{head} @arguments_{number} "}}"', forms=[named(f"arguments_{number}", form)])
 
 
-JSON = CallStyle(JsonCallReader, call_text, call_grammar, lambda form: None)
+JSON = CallStyle(JsonCallReader, call_text, call_grammar, lambda form: None, lambda call: call)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 
 from microscale.text.chatml.call import MAX_HEAD_CHARS, CallReader, CallStyle, Tools
@@ -179,15 +180,20 @@ class XmlCallReader(CallReader):
 
 
 def call_text(call: ToolCall) -> str:
-    try:
-        arguments = fields_of(call.arguments or "{}")
-    except BadCall:
-        return f"{MARK}{call.name}>\n{call.arguments}\n{END}"
     lines = [f"{MARK}{call.name}>"]
-    for name, value in arguments.items():
+    for name, value in fields_of(with_object(call).arguments or "{}").items():
         text = json.loads(value) if value.startswith('"') else value
         lines += [f"{OPEN}{name}>", text + CLOSE]
     return "\n".join([*lines, END])
 
 
-XML = CallStyle(XmlCallReader, call_text, call_grammar, why_not_strict)
+def with_object(call: ToolCall) -> ToolCall:
+    """Templates go through the arguments one by one. Those of a call that was cut become one parameter."""
+    try:
+        fields_of(call.arguments or "{}")
+    except BadCall:
+        return replace(call, arguments=json.dumps({"arguments": call.arguments}))
+    return call
+
+
+XML = CallStyle(XmlCallReader, call_text, call_grammar, why_not_strict, with_object)
