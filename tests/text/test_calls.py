@@ -191,6 +191,12 @@ def test_a_schema_that_refers_to_itself_ends() -> None:
         assert value_types(odd, root) == frozenset()
 
 
+def test_a_schema_may_be_a_reference_and_text_between_tags_long() -> None:
+    reader = XmlCallReader({"f": {"$ref": "#/$defs/p", "$defs": {"p": SCHEMA}}})
+    found = reader.feed(f"<function=f>{'<' * 5000}<parameter=a>\n1\n</parameter></function>")
+    assert (found, reader.rest, reader.ends_well) == ('{"a": "1"}', "<" * 5000, False)
+
+
 def test_xml_that_is_not_a_call_costs_little() -> None:
     reader = XmlCallReader(None)
     for _ in range(20 * MAX_HEAD_CHARS):

@@ -24,7 +24,7 @@ from enum import Enum
 from microscale.text.chatml.call import MAX_HEAD_CHARS, CallReader, CallStyle, Tools
 from microscale.text.chatml.json_call import fields_of, whole_call
 from microscale.text.chatml.xml_grammar import CLOSE, END, call_grammar, why_not_strict
-from microscale.text.chatml.xml_schema import NO_TYPES, TEXT, as_json, as_text, value_types
+from microscale.text.chatml.xml_schema import NO_TYPES, TEXT, as_json, as_mapping, as_text, resolved, value_types
 from microscale.text.conversation import ToolCall
 from microscale.text.json_text import BadCall
 from microscale.text.stop import begin_of
@@ -128,30 +128,32 @@ class XmlCallReader(CallReader):
         return ""
 
     def _read_tag(self) -> str:
-        if match := _END.match(self._buffer):
-            self._buffer = self._buffer[match.end() :]
-            self._state, self.is_whole = State.OVER, True
-            return self._begun.removesuffix(", ") + "}"
-        if match := _OPEN.match(self._buffer):
-            self._buffer = self._buffer[match.end() :]
-            self._state, self._value = State.OPENED, []
-            properties = self._schema.get("properties")
-            known = properties if isinstance(properties, Mapping) else {}
-            other = self._schema.get("additionalProperties")
-            self._types = value_types(known.get(match[1], other), self._schema)
-            begun, self._begun = self._begun, ", "
-            return f"{begun}{as_text(match[1])}: " + '"' * self._is_passed_on
-        text = self._buffer.lstrip()
-        is_tag = text.startswith(OPEN) and "\n" not in text and len(text) <= len(OPEN) + MAX_HEAD_CHARS
-        if not is_tag and not OPEN.startswith(text) and not END.startswith(text):
+        while True:
+            if match := _END.match(self._buffer):
+                self._buffer = self._buffer[match.end() :]
+                self._state, self.is_whole = State.OVER, True
+                return self._begun.removesuffix(", ") + "}"
+            if match := _OPEN.match(self._buffer):
+                self._buffer = self._buffer[match.end() :]
+                return self._open(match[1])
+            text = self._buffer.lstrip()
+            is_tag = text.startswith(OPEN) and "\n" not in text and len(text) <= len(OPEN) + MAX_HEAD_CHARS
+            if is_tag or OPEN.startswith(text) or END.startswith(text):
+                return ""
             # Text between the tags, without the space before what follows.
             at = text.find("<", 1)
             text = text if at < 0 else text[:at]
             cut = self._buffer.index(text) + len(text.rstrip())
             self._rest.append(self._buffer[:cut])
             self._buffer = self._buffer[cut:]
-            return self._read_tag()
-        return ""
+
+    def _open(self, parameter: str) -> str:
+        self._state, self._value = State.OPENED, []
+        schema = resolved(self._schema, self._schema)
+        known = as_mapping(schema.get("properties"))
+        self._types = value_types(known.get(parameter, schema.get("additionalProperties")), self._schema)
+        begun, self._begun = self._begun, ", "
+        return f"{begun}{as_text(parameter)}: " + '"' * self._is_passed_on
 
     def _read_opened(self) -> str:
         text = self._buffer
