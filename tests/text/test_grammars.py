@@ -281,7 +281,7 @@ def test_what_xml_cannot_enforce(schema: dict[str, object], reason: str) -> None
     assert follows(chat_format, grammar, xml("f", ("b", "x")) + END)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.randoms(use_true_random=False))
 def test_what_the_xml_grammar_allows_fits_the_schema(chance: random.Random) -> None:
     """A model that writes any allowed token, and now and then the end of a value."""
