@@ -13,8 +13,9 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from support.chat_formats import xml
 from support.live_server import KEY, MODEL, SEEDS, Live, live
-from support.tiny_chatml_text import ALWAYS_THINKS, tiny_chatml, write_chatml_text
+from support.tiny_chatml_text import ALWAYS_THINKS, XML_CALLS, tiny_chatml, write_chatml_text
 from support.tiny_gemma_text import tiny_gemma, write_gemma_text
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -35,6 +36,13 @@ CHATML = {
     "begun": f"{THOUGHT}\n</think>\n\nThe answer is 4.<|im_end|>",
     "malformed": "<tool_call>\n{'name': 'f'}\n</tool_call><|im_end|>",
 }
+XML_F, XML_G = xml("f", ("city", 'Paris "{" 日本'), ("days", "3")), xml("g")
+XML = {
+    "answer": f"{THOUGHT}\n</think>\n\n{ANSWER}<|im_end|>",
+    "calls": f"{THOUGHT}\n</think>\n\nI look.\n\n{XML_F}\n{XML_G}<|im_end|>",
+    "in thoughts": f"{THOUGHT}\n{XML_F}<|im_end|>",
+    "text": "</think>\n\nJust text.<|im_end|>",
+}
 GEMMA_THOUGHT = "<|channel>thought\nTwo of them.\n<channel|>"
 GEMMA = {
     "calls": GEMMA_THOUGHT + "<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{b:2}<tool_call|><|tool_response>",
@@ -43,6 +51,7 @@ GEMMA = {
 }
 SEED = {
     "chatml": {name: len(SEEDS) + at for at, name in enumerate(CHATML)},
+    "chatml_xml": {name: len(SEEDS) + at for at, name in enumerate(XML)},
     "gemma": {name: len(SEEDS) + at for at, name in enumerate(GEMMA)},
 }
 SCHEMA = {
@@ -70,6 +79,8 @@ class Servers(dict[str, Live]):
     def __missing__(self, name: str) -> Live:
         if name == "gemma":
             text, turns = write_gemma_text(self._folder / name), list(GEMMA.values())
+        elif name == "chatml_xml":
+            text, turns = write_chatml_text(self._folder / name, XML_CALLS), list(XML.values())
         else:
             template = (ALWAYS_THINKS,) if name == "thinker" else ()
             text, turns = write_chatml_text(self._folder / name, *template), list(CHATML.values())
@@ -86,7 +97,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Live
         assert not any("Traceback" in log.read_text() for log in folder.glob("*.log"))
 
 
-@pytest.fixture(params=["gemma", "chatml"])
+@pytest.fixture(params=["gemma", "chatml", "chatml_xml"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -132,16 +143,20 @@ def called(choice: Any) -> list[str]:
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_chat_returns_one_call_on_request(servers: dict[str, Live], name: str, choice: str) -> None:
-    whole = chat(servers[name], "calls", name, tools=STRICT if name == "chatml" else TOOLS, tool_choice=choice)
+    whole = chat(servers[name], "calls", name, tools=TOOLS if name == "gemma" else STRICT, tool_choice=choice)
     one = chat(
-        servers[name], "calls", name, tools=STRICT if name == "chatml" else TOOLS, tool_choice=choice,
+        servers[name], "calls", name, tools=TOOLS if name == "gemma" else STRICT, tool_choice=choice,
         parallel_tool_calls=False,
     )  # fmt: skip
     assert called(whole["choices"][0]) == ["f", "g"]
     assert called(one["choices"][0]) == ["f"]
     assert whole["choices"][0]["finish_reason"] == one["choices"][0]["finish_reason"] == "tool_calls"
     # The engine itself ends there, so that nothing is computed in vain.
-    rest = {"gemma": "<|tool_call>call:g{b:2}<tool_call|><|tool_response>", "chatml": f"\n{CALL_G}<|im_end|>"}[name]
+    rest = {
+        "gemma": "<|tool_call>call:g{b:2}<tool_call|><|tool_response>",
+        "chatml": f"\n{CALL_G}<|im_end|>",
+        "chatml_xml": f"\n{XML_G}<|im_end|>",
+    }[name]
     left = len((tiny_gemma() if name == "gemma" else tiny_chatml()).encode_with_control(rest))
     assert one["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] - left
     deltas = streamed(servers[name], "calls", name, tools=TOOLS, parallel_tool_calls=False)
@@ -172,7 +187,7 @@ def test_responses_return_one_call_on_request(servers: dict[str, Live], name: st
 
     assert calls() == calls(parallel_tool_calls=True, tool_choice="required") == ["f", "g"]
     assert calls(parallel_tool_calls=False) == ["f"]
-    if name == "chatml":
+    if name != "gemma":
         thought, answer = items("answer")
         assert (thought.content[0].text, answer.content[0].text) == (THOUGHT, ANSWER)
 
@@ -197,7 +212,7 @@ def test_messages_return_one_call_on_request(servers: dict[str, Live], name: str
             choice = {"type": kind, "disable_parallel_tool_use": limit}
             found, reason = blocks("calls", tools=tools, tool_choice=choice)
             assert ([block.name for block in found if block.type == "tool_use"], reason) == (names, "tool_use")
-    if name == "chatml":
+    if name != "gemma":
         found, reason = blocks("answer", thinking={"type": "enabled", "budget_tokens": 8000})
         assert (found[0].thinking, found[1].text, reason) == (THOUGHT, ANSWER, "end_turn")
 
@@ -205,7 +220,7 @@ def test_messages_return_one_call_on_request(servers: dict[str, Live], name: str
 def test_an_answer_is_left_alone(servers: dict[str, Live], name: str) -> None:
     [choice] = chat(servers[name], "text", name, tools=TOOLS, parallel_tool_calls=False)["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (
-        {"gemma": "No call.", "chatml": "Just text."}[name], "stop",
+        {"gemma": "No call."}.get(name, "Just text."), "stop",
     )  # fmt: skip
 
 
@@ -347,6 +362,88 @@ def test_raw_text_shows_marks_that_are_not_special(server: Live) -> None:
     assert all(choice["text"].startswith(token, at) for at, token in places if not token.startswith("bytes:"))
     # Nothing is added before the prompt.
     assert choice["prompt_token_ids"] == tiny_chatml().encode_with_control("<|im_start|>user\nHi")
+
+
+# ---- XML calls -------------------------------------------------------------------------------------------------------
+
+PARIS = '{"city": "Paris \\"{\\" 日本", "days": 3}'
+DAYS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "strict": strict,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for strict in (True, False)
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        ("auto", [DAYS[0], STRICT[1]]),
+        ("required", [DAYS[1], TOOLS[1]]),
+        ({"type": "function", "function": {"name": "f"}}, [DAYS[1], TOOLS[1]]),
+    ],
+)
+def test_a_stream_of_xml_calls(servers: dict[str, Live], choice: Any, tools: list[Any]) -> None:
+    choices = streamed(servers["chatml_xml"], "calls", "chatml_xml", tools=tools, tool_choice=choice, **SLOW)
+    deltas = [call for each in choices for call in each["delta"].get("tool_calls") or []]
+    begun = {call["index"]: call["function"]["name"] for call in deltas if call["function"].get("name")}
+    arguments = ["".join(c["function"].get("arguments") or "" for c in deltas if c["index"] == at) for at in begun]
+    assert (list(begun.values()), arguments) == (["f", "g"], [PARIS, "{}"])
+    assert sum(call["index"] == 0 for call in deltas) > 3, "texts in arguments arrive as they are written"
+    assert joined(choices, "reasoning_content") == THOUGHT
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_xml_calls(servers: dict[str, Live]) -> None:
+    server = servers["chatml_xml"]
+    [choice] = chat(server, "in thoughts", "chatml_xml", tools=DAYS[1:])["choices"]
+    assert (called(choice), choice["finish_reason"]) == (["f"], "tool_calls")
+    assert choice["message"]["reasoning_content"] == THOUGHT
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == PARIS
+    # Without tools, or where none may be called, it is text.
+    for options in ({}, {"tools": DAYS[1:], "tool_choice": "none"}):
+        [choice] = chat(server, "calls", "chatml_xml", **options)["choices"]
+        assert (called(choice), choice["finish_reason"]) == ([], "stop")
+        assert "<parameter=city>" in choice["message"]["content"]
+
+
+def test_xml_schemas_are_compiled_and_wrong_ones_refused(servers: dict[str, Live]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    for options in ({}, {"tools": DAYS[:1]}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert chat(servers["chatml_xml"], "answer", "chatml_xml", response_format=form, **options)["choices"]
+    for properties, problem in (
+        ({"a": {"type": "string", "pattern": "("}}, r"tools\[0\]\.function\.parameters"),
+        ({"a": {"type": "string", "format": "email"}}, r"tools\[0\]\.function\.strict is not possible.*email"),
+    ):
+        schema = {"type": "object", "properties": properties}
+        tools: Any = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}]
+        with pytest.raises(openai.BadRequestError, match=problem):
+            openai_client(servers["chatml_xml"]).chat.completions.create(model=MODEL, messages=ASK, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "begun"),
+    [
+        ({}, "", "<think>\n"),
+        ({"enable_thinking": True, "preserve_thinking": True}, "<think>\nHm.\n</think>\n\n", "<think>\n"),
+        ({"enable_thinking": False, "preserve_thinking": False}, "", "<think>\n\n</think>\n\n"),
+    ],
+)
+def test_template_options(servers: dict[str, Live], options: dict[str, Any], kept: str, begun: str) -> None:
+    talk = [*ASK, {"role": "assistant", "reasoning_content": "Hm.", "content": "4"}, {"role": "user", "content": "5?"}]
+    again = "<|im_start|>user\n5?<|im_end|>\n<|im_start|>assistant\n"
+    ids = post(servers["chatml_xml"], "/tokenize", messages=talk, chat_template_kwargs=options)["tokens"]
+    assert tiny_chatml().decode(ids, show_control=True) == f"{ASKED}{kept}4<|im_end|>\n{again}{begun}"
 
 
 # ---- Gemma's <bos> before a raw prompt -------------------------------------------------------------------------------

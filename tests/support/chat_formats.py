@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.text.chat_format import ChatFormat
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml.format import ChatmlFormat
+from microscale.text.conversation import Tool
 from microscale.text.events import Flaw
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.harmony.format import HarmonyFormat
@@ -32,12 +33,30 @@ MAKE: dict[str, Callable[[], ChatFormat]] = {
     "harmony": lambda: HarmonyFormat(tiny()),
     "gemma": gemma,
     "chatml": chatml,
+    "chatml_xml": lambda: chatml(tiny_chatml_text.XML_CALLS),
 }
 
 
 @cache
 def made(name: str) -> ChatFormat:
     return MAKE[name]()
+
+
+TYPES = {
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
+}  # fmt: skip
+
+
+def schema_of(arguments: Mapping[str, object]) -> dict[str, object]:
+    """A schema of exactly these parameters, each with the type of its value."""
+    properties = {name: {"type": TYPES[type(value)]} for name, value in arguments.items()}
+    return {"type": "object", "properties": properties, "required": list(arguments), "additionalProperties": False}
+
+
+def xml(function: str, *parameters: tuple[str, str]) -> str:
+    """A call in XML as Qwen 3.6 writes it."""
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in parameters)
+    return f"<tool_call>\n<function={function}>\n{values}</function>\n</tool_call>"
 
 
 class Parsed(NamedTuple):
@@ -61,7 +80,7 @@ def total(deltas: Sequence[Delta], flaws: Sequence[Flaw] = ()) -> Parsed:
 
 
 def parse(
-    name: str, text: str, tools: Sequence[str] | None = None, begun: str = "", stops: Sequence[str] = ()
+    name: str, text: str, tools: Sequence[Tool] | None = None, begun: str = "", stops: Sequence[str] = ()
 ) -> Parsed:
     """Parse an output one token at a time. Control tokens are written by name."""
     encode = made(name).tokenizer.encode_with_control

@@ -17,7 +17,7 @@ SPECIAL = [names.END_OF_TEXT, names.START, names.END, "<|vision_start|>"]
 ADDED = [name for name in names.NAMES if name not in SPECIAL] + ["<|fim_prefix|>"]
 """Not marked as special, in these tokenizers."""
 
-# Ours, in the format of Qwen 3's own: tools in the system's turn, thoughts kept since the last question, results in a
+# Ours, in the format of Qwen's own: tools in the system's turn, thoughts kept since the last question, results in a
 # user's turn, an empty thought where none is wished for.
 _TALK = """
 {%- macro turn(role) -%}{{ '<|im_start|>' ~ role ~ '\\n' ~ caller() ~ '<|im_end|>\\n' }}{%- endmacro -%}
@@ -31,7 +31,7 @@ _TALK = """
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor -%}
 </tools>
-A call is an object with name and arguments, between {{ '<tool_call>' }} and {{ '</tool_call>' }}.
+HOW_TO_CALL
         {%- endif -%}
     {%- endcall -%}
 {%- endif -%}
@@ -47,14 +47,15 @@ A call is an object with name and arguments, between {{ '<tool_call>' }} and {{ 
         {{- '<|im_end|>\\n' if loop.last or loop.nextitem['role'] != 'tool' }}
     {%- elif role == 'assistant' -%}
         {%- call turn(role) -%}
-            {%- if message['reasoning_content'] and messages.index(message) > last.question -%}
+            {%- if message['reasoning_content'] and (preserve_thinking or messages.index(message) > last.question) -%}
                 {{ '<think>\\n' ~ message['reasoning_content'] ~ '\\n</think>\\n\\n' }}
             {%- endif -%}
             {{ message['content'] }}
             {%- for call in message['tool_calls'] or [] -%}
                 {{ '\\n' if message['content'] or not loop.first }}
-                {{- '<tool_call>\\n{"name": "' ~ call['function']['name'] ~ '", "arguments": ' }}
-                {{- call['function']['arguments'] | tojson ~ '}\\n</tool_call>' }}
+                {{- '<tool_call>\\n' -}}
+                CALL
+                {{- '\\n</tool_call>' }}
             {%- endfor -%}
         {%- endcall -%}
     {%- elif role in ('user', 'system') -%}
@@ -64,9 +65,32 @@ A call is an object with name and arguments, between {{ '<tool_call>' }} and {{ 
     {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}"""
-TEMPLATE = _TALK + "{{ '<think>\\n\\n</think>\\n\\n' if enable_thinking is false }}{%- endif -%}"
-ALWAYS_THINKS = _TALK + "{{ '<think>\\n' }}{%- endif -%}"
+_JSON = _TALK.replace(
+    "HOW_TO_CALL", "A call is an object with name and arguments, between {{ '<tool_call>' }} and {{ '</tool_call>' }}."
+).replace(
+    "CALL",
+    """{{ '{"name": "' ~ call['function']['name'] ~ '", "arguments": ' }}
+                {{- call['function']['arguments'] | tojson ~ '}' }}""",
+)
+_XML = _TALK.replace(
+    "HOW_TO_CALL",
+    """A call looks like this:
+{{ '<tool_call>\\n<function=name>\\n<parameter=name>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>' }}""",
+).replace(
+    "CALL",
+    """{{ '<function=' ~ call['function']['name'] ~ '>\\n' }}
+                {%- for name, value in call['function']['arguments'] | items -%}
+                    {%- set text = value if value is string else value | tojson -%}
+                    {{ '<parameter=' ~ name ~ '>\\n' ~ text ~ '\\n</parameter>\\n' }}
+                {%- endfor -%}
+                {{ '</function>' }}""",
+)
+_NO_THOUGHT = "{{ '<think>\\n\\n</think>\\n\\n' if enable_thinking is false "
+TEMPLATE = _JSON + _NO_THOUGHT + "}}{%- endif -%}"
+ALWAYS_THINKS = _JSON + "{{ '<think>\\n' }}{%- endif -%}"
 """The prompt itself begins the thoughts."""
+XML_CALLS = _XML + _NO_THOUGHT + "else '<think>\\n' }}{%- endif -%}"
+"""In the style of Qwen 3.5 and 3.6: calls are XML, and the prompt begins the thoughts unless none is wanted."""
 
 
 def inner_chatml(vocab_size: int = 500) -> tokenizers.Tokenizer:

@@ -14,12 +14,13 @@ from microscale.text.chatml.format import ChatmlFormat
 from microscale.text.conversation import Message, RenderOptions, Role, Tool, ToolCall
 from microscale.text.formats import FORMATS, self_test
 from microscale.text.output import ChatOutput
-from support.chat_formats import MAKE, chatml, made, run, total
+from support.chat_formats import MAKE, chatml, made, run, schema_of, total
 
 F = ToolCall(
     "1", "f", '{"city": "Zürich, \\"old\\" {town}", "days": 3, "exact": 1.50, "tags": ["a", true, null], "x:y": {}}'
 )
 G = ToolCall("2", "g", "{}")
+TOOLS = (Tool("f"), Tool("g"))
 
 
 @pytest.fixture(params=MAKE)
@@ -32,10 +33,10 @@ def test_every_format_is_tested_here() -> None:
 
 
 def read(
-    chat_format: ChatFormat, ids: list[int], *, one_call: bool = False
+    chat_format: ChatFormat, ids: list[int], *, one_call: bool = False, tools: tuple[Tool, ...] = TOOLS
 ) -> tuple[str, str, list[tuple[str, object]]]:
     """Reasoning, content and calls of an output, one token at a time; its form must be right."""
-    output = ChatOutput(chat_format.parser(("f", "g")), one_call=one_call)
+    output = ChatOutput(chat_format.parser(tools), one_call=one_call)
     deltas = run(output, [[token] for token in ids])
     assert not output.flaws
     assert [token for delta in deltas for token in delta.token_ids] == ids
@@ -134,7 +135,7 @@ def test_one_call_is_all_that_comes(chat_format: ChatFormat, joined: bool) -> No
     ids = chat_format.turn(Message(Role.ASSISTANT, reasoning="Hm.", tool_calls=(F, G)))
     assert [name for name, _ in read(chat_format, ids)[2]] == ["f", "g"]
     assert read(chat_format, ids, one_call=True)[2] == [("f", json.loads(F.arguments))]
-    output = ChatOutput(chat_format.parser(("f", "g")), one_call=True)
+    output = ChatOutput(chat_format.parser(TOOLS), one_call=True)
     deltas = [output.feed(ids)] if joined else [output.feed([token]) for token in ids]
     assert output.ended
     assert output.stopped is None
@@ -147,12 +148,13 @@ def test_one_call_is_all_that_comes(chat_format: ChatFormat, joined: bool) -> No
     [
         ("gemma", "<|tool_call>call:f{}<|tool_call>call:g{}<tool_call|><turn|>"),
         ("chatml", '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}</tool_call>'),
+        ("chatml_xml", "<tool_call><function=f></function><tool_call><function=g></function></tool_call>"),
     ],
 )
 def test_a_call_that_nothing_closed_is_the_only_one_too(name: str, text: str) -> None:
     chat_format = made(name)
     ids = chat_format.tokenizer.encode_with_control(text)
-    both, one = (ChatOutput(chat_format.parser(("f", "g")), one_call=limit) for limit in (False, True))
+    both, one = (ChatOutput(chat_format.parser(TOOLS), one_call=limit) for limit in (False, True))
     assert [output.feed(ids) is not None and output.num_calls for output in (both, one)] == [2, 1]
 
 
@@ -184,4 +186,6 @@ def test_any_arguments_come_back(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments, ensure_ascii=False)
     for name in MAKE:
         ids = made(name).turn(Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", text),)))
-        assert read(made(name), ids)[2] == [("f", arguments)]
+        # XML does not say which values are text: the schema does.
+        tool = Tool("f", parameters=schema_of(arguments))
+        assert read(made(name), ids, tools=(tool,))[2] == [("f", arguments)]

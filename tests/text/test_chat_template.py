@@ -14,14 +14,14 @@ from microscale.text import chat_template
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml import tokens as chatml_names
 from microscale.text.chatml.format import ChatmlFormat
-from microscale.text.conversation import Message, RenderOptions, Role
+from microscale.text.conversation import Message, RenderOptions, Role, ToolCall
 from microscale.text.formats import chat_format_for
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.harmony.format import HarmonyFormat
 from microscale.text.template_format import lay_out
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_chatml_text import TEMPLATE as CHATML_TEMPLATE
-from support.tiny_chatml_text import inner_chatml, write_chatml_text
+from support.tiny_chatml_text import XML_CALLS, inner_chatml, write_chatml_text
 from support.tiny_gemma_text import TEMPLATE, write_gemma_text
 from support.tiny_tokenizers import bare, tiny
 
@@ -113,6 +113,12 @@ def test_the_tokenizer_decides_the_format(tmp_path: Path) -> None:
     (folder / chat_template.FILE_NAME).unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML_TEMPLATE}))
     assert isinstance(loaded(), ChatmlFormat)
+    # The template decides the style of calls, also another than the checkpoint's own.
+    (tmp_path / "xml.jinja").write_text(XML_CALLS)
+    call = Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", "{}"),))
+    for path, spelt in ((None, '{"name": "f"'), (tmp_path / "xml.jinja", "<function=f>")):
+        chat_format = chat_format_for(Tokenizer.load(folder), path)
+        assert spelt in chat_format.tokenizer.decode(chat_format.turn(call))
     # This format cannot use a tokenizer without marks for reasoning and calls.
     inner = bare(inner_chatml().model)
     inner.add_special_tokens([chatml_names.START, chatml_names.END])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from dataclasses import replace
 
 import openai_harmony as lib
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.conversation import Effort, Message, RenderOptions, Role, ToolCall
+from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
 from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema, Turn, alone, choice, regex
-from support.chat_formats import MAKE, chatml, follows, made
+from microscale.text.output import ChatOutput
+from support.chat_formats import MAKE, chatml, follows, made, run, schema_of, total, xml
 from support.tiny_chatml_text import ALWAYS_THINKS, TEMPLATE, tiny_chatml
 from support.tiny_tokenizers import library, tiny
 
@@ -88,6 +94,71 @@ TURNS: dict[str, list[tuple[Turn, str, bool]]] = {
     ],
 }  # fmt: skip
 
+WEATHER = Schema({
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F", 0]},
+        "where": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        "code": {"type": "string", "pattern": "^[a-z]+/$", "maxLength": 4},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Place": {
+        "type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"],
+        "additionalProperties": False,
+    }},
+})  # fmt: skip
+XML = {"f": WEATHER, "g": ANY_OBJECT}
+FREE_XML, MUST_XML = Turn(None, XML), Turn(None, XML, must_call=True)
+CITY_XML, UNIT_XML = ("city", "Paris\n\n</parameter\n<x>"), ("unit", "C")
+CALL_XML = xml("f", CITY_XML, UNIT_XML)
+OTHER_XML = xml("g", ("x", "{"), ("y", ""))
+TURNS["chatml_xml"] = [
+    (FREE_XML, f"{THINK}Any text.\n\n{CALL_XML}\n{OTHER_XML}{END}", True),
+    (FREE_XML, f"Any text, <function=.{END}", True),
+    (FREE_XML, f"{CALL_XML}More.{END}", False),
+    (FREE_XML, f"{xml('h')}{END}", False),
+    (FREE_XML, f"{xml('g')}{END}", True),
+    (FREE_XML, f"{CALL}{END}", False),
+    (MUST_XML, f"{THINK}{CALL_XML}{END}", True),
+    (MUST_XML, f"No.{END}", False),
+    (Turn(None, {"g": ANY_OBJECT}, must_call=True), f"{CALL_XML}{END}", False),
+    (Turn(None, XML, one_call=True), f"{CALL_XML}{END}", True),
+    (Turn(None, XML, one_call=True), f"{CALL_XML}\n{CALL_XML}{END}", False),
+    (Turn(ANSWER, XML), f'{THINK}{{"n": 3}}{END}', True),
+    (Turn(ANSWER, XML), f"{THINK}{CALL_XML}{END}", True),
+    (Turn(ANSWER, XML), f"I look.\n{CALL_XML}{END}", False),
+    # Required parameters come, in the schema's order, and no others.
+    (MUST_XML, f"{xml('f', CITY_XML)}{END}", False),
+    (MUST_XML, f"{xml('f', UNIT_XML, CITY_XML)}{END}", False),
+    (MUST_XML, f"{xml('f', CITY_XML, ('days', '3'), UNIT_XML)}{END}", True),
+    (MUST_XML, f"{xml('f', CITY_XML, UNIT_XML, ('x', '3'))}{END}", False),
+    (MUST_XML, f"{xml('f', CITY_XML, CITY_XML, UNIT_XML)}{END}", False),
+    (MUST_XML, f"{xml('f', ('city', ''), UNIT_XML)}{END}", True),
+    (MUST_XML, f"{xml('f', ('city', ''), UNIT_XML)}{END}".replace("\n\n", "\n"), True),
+    (MUST_XML, f"{xml('f', ('city', '</parameter> Rome'), UNIT_XML)}{END}", False),
+    # Values.
+    (MUST_XML, f"{xml('f', CITY_XML, ('days', 'three'), UNIT_XML)}{END}", False),
+    (MUST_XML, f"{xml('f', CITY_XML, ('days', ''), UNIT_XML)}{END}", False),
+    (MUST_XML, f"{xml('f', CITY_XML, ('unit', '0'))}{END}", True),
+    (MUST_XML, f"{xml('f', CITY_XML, ('unit', 'K'))}{END}", False),
+    *((MUST_XML, f"{xml('f', CITY_XML, UNIT_XML, (name, value))}{END}", allowed) for name, value, allowed in (
+        ("where", '{"zone": "a\\n"}', True), ("where", "null", True), ("where", '{"zone": 1}', False),
+        ("where", "Rome", False), ("code", "abc/", True), ("code", "abcd/", False), ("code", "ab", False),
+        ("note", "null or more", True))),
+    # Of other parameters, any that is not listed.
+    (Turn(None, {"f": ANSWER}), f"{xml('f', ('n', '3'), ('x', 'a'), ('y', 'b'))}{END}", True),
+    (Turn(None, {"f": ANSWER}), f"{xml('f', ('n', '3'), ('n', 'a'))}{END}", False),
+    (Turn(None, {"f": ANSWER}), f"{xml('f', ('x', 'a'))}{END}", False),
+    (Turn(None, {"f": Schema({"additionalProperties": {"type": "null"}})}), f"{xml('f', ('x', 'null'))}{END}", True),
+    (Turn(None, {"f": Schema({"additionalProperties": {"type": "null"}})}), f"{xml('f', ('x', 'a'))}{END}", False),
+    (Turn(None, {"f": Schema({"type": "object", "required": ["x"]})}), f"{xml('f', ('x', 'a'))}{END}", True),
+    (Turn(None, {"f": Schema({"type": "object", "required": ["x"]})}), f"{xml('f')}{END}", False),
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(("name", "turn", "text", "allowed"), [(name, *case) for name in TURNS for case in TURNS[name]])
 def test_turns(name: str, turn: Turn, text: str, allowed: bool) -> None:
@@ -123,6 +194,128 @@ def test_tokens_may_span_a_form_and_what_is_around_it() -> None:
         ids = chat_format.turn(Message(Role.ASSISTANT, tool_calls=(ToolCall("1", name, arguments),)))
         assert b"}}\n" in map(tiny_chatml().token_bytes, ids)
         assert follows(chat_format, chat_format.turn_grammar(FREE), ids)
+
+
+# ---- XML -------------------------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([0.5, -2e300]) | st.text('aé"{</>\n ', max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text('aé"', max_size=2), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=20)
+@given(st.dictionaries(st.text('ab:{ "', max_size=4), values, max_size=3))
+def test_the_grammar_allows_any_xml_call_of_its_schema(arguments: dict[str, object]) -> None:
+    chat_format, form = made("chatml_xml"), Schema(schema_of(arguments))
+    ids = chat_format.turn(
+        Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", json.dumps(arguments, ensure_ascii=False)),))
+    )
+    assert chat_format.why_not_strict(form) is None
+    grammar = chat_format.turn_grammar(Turn(calls={"f": form}, must_call=True))
+    assert follows(chat_format, grammar, ids)
+    if arguments:
+        lacks = Schema({**form.schema, "properties": {}, "required": []})
+        assert not follows(chat_format, chat_format.turn_grammar(Turn(calls={"f": lacks})), ids)
+
+
+def test_references_into_the_whole_schema_in_xml() -> None:
+    tree = {"type": "object", "properties": {"l": {"$ref": "#/properties/tree"}}, "additionalProperties": False}
+    more = {"type": "array", "items": {"$ref": "#/$defs/n"}}
+    form = Schema({"properties": {"tree": tree, "more": more}, "$defs": {"n": {"type": "integer"}}})
+    chat_format = made("chatml_xml")
+    grammar = chat_format.turn_grammar(Turn(calls={"f": form}))
+    for value, items, allowed in (
+        ('{"l": {"l": {}}}', "[1, 2]", True),
+        ('{"l": {"m": {}}}', "[1]", False),
+        ("{}", '["1"]', False),
+    ):
+        assert follows(chat_format, grammar, xml("f", ("tree", value), ("more", items)) + END) is allowed
+
+
+@pytest.mark.parametrize(
+    ("limits", "good", "bad"),
+    [
+        ({"minLength": 2, "maxLength": 3}, ["ab", "é日\n"], ["a", "abcd", "a\nb"]),
+        ({"maxLength": 3}, ["", "ab", "é\n日"], ["abcd"]),
+        ({"maxLength": 10_000}, ["", "ab" * 500], []),
+        ({"minLength": 100, "maxLength": 500, "pattern": "b"}, ["ab" * 200], ["b", "a" * 200, "b" * 600]),
+        ({"pattern": "b+"}, ["b", "abb a"], ["a", "a\nb"]),
+        ({"pattern": "^a/b|c$"}, ["a/b", "c"], ["a/c", "ab"]),
+        ({"pattern": r"^\$"}, ["$", "$a"], ["a$"]),
+        (
+            {"format": "date-time"},
+            ["2026-11-19T04:50:00Z", "2026-01-02T03:04:05.5+01:00"],
+            ["2026-13-19T04:50:00Z", "x"],
+        ),
+        ({"format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    ],
+)
+def test_limits_of_texts_in_xml(limits: dict[str, object], good: list[str], bad: list[str]) -> None:
+    chat_format = made("chatml_xml")
+    form = Schema({"type": "object", "properties": {"s": {"type": "string", **limits}}})
+    grammar = chat_format.turn_grammar(Turn(calls={"f": form}))
+    for text in (*good, *bad):
+        assert follows(chat_format, grammar, xml("f", ("s", text)) + END) is (text in good), text
+
+
+BIG = {"big": {"enum": [f"{n:100}" for n in range(99)]}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"anyOf": [{"required": ["a"]}]}, "'anyOf'"),
+        ({"properties": {"a>": {}}}, "'a>' cannot be written"),
+        ({"properties": {"a": {"type": "string", "format": "email"}}}, "'email' of a text cannot be enforced"),
+        ({"properties": {"a": {"type": "string", "minLength": "1", "pattern": 3}}}, "cannot be enforced"),
+        ({"properties": {str(n): {"$ref": "#/$defs/big"} for n in range(200)}, "$defs": BIG}, "too large"),
+    ],
+)
+def test_what_xml_cannot_enforce(schema: dict[str, object], reason: str) -> None:
+    """It is passed over, and a strict function is refused."""
+    chat_format, form = made("chatml_xml"), Schema({"type": "object", **schema}, strict=False)
+    assert reason in (chat_format.why_not_strict(form) or "")
+    grammar = chat_format.turn_grammar(Turn(calls={"f": form}))
+    assert follows(chat_format, grammar, xml("f", ("b", "x")) + END)
+
+
+@settings(max_examples=10)
+@given(st.randoms(use_true_random=False))
+def test_what_the_xml_grammar_allows_fits_the_schema(chance: random.Random) -> None:
+    """A model that writes any allowed token, and now and then the end of a value."""
+    chat_format = made("chatml_xml")
+    tokenizer = chat_format.tokenizer
+    words = tokenizer.vocabulary()
+    vocabulary = Vocabulary(words, sorted(tokenizer.control.values()), tokenizer.split_pattern)
+    turn = Turn(calls={"f": WEATHER}, must_call=True, one_call=True, begun=[tokenizer.control["</think>"]])
+    matcher = Grammars(vocabulary, len(words)).matcher(chat_format.turn_grammar(turn))
+    ids: list[int] = []
+    wanted: list[int] = []
+    while not matcher.ended:
+        mask = matcher.inner.compute_bitmask()
+        allowed = [token for token in range(len(words)) if mask[token // 8] >> token % 8 & 1]
+        if not wanted and chance.random() < 0.2:
+            wanted = tokenizer.encode(chance.choice(["\n</parameter>\n", "</parameter>", '"}\n']))
+        token = wanted.pop(0) if wanted else chance.choice(allowed)
+        if token not in allowed:
+            token, wanted = chance.choice(allowed), []
+        matcher.accept(token)
+        ids.append(token)
+        assert len(ids) < 2000
+    output = ChatOutput(chat_format.parser((Tool("f", parameters=WEATHER.schema),)))
+    parsed = total(run(output, [ids]), output.flaws)
+    assert (parsed.content, parsed.flaws, [name for name, _ in parsed.calls]) == ("", [], ["f"])
+    arguments = json.loads(parsed.calls[0][1])
+    names = list(WEATHER.schema["properties"])
+    assert list(arguments) == sorted(arguments, key=names.index)
+    assert isinstance(arguments.pop("city"), str)
+    assert arguments.pop("unit") in ("C", "F", 0)
+    assert isinstance(arguments.get("days", 0), int)
+    assert isinstance(arguments.get("note") or "", str)
+    assert re.fullmatch("[a-z]+/", arguments.get("code", "a/"))
+    assert [*(arguments.get("where") or {"zone": ""})] == ["zone"]
 
 
 # ---- Harmony ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import openai_harmony as lib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from microscale.text.conversation import Tool
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import Begin, End, Event, Flaw, Flawed, Text, TextKind
 from microscale.text.harmony.parser import HarmonyParser
@@ -121,10 +122,10 @@ pieces = st.one_of(
     st.integers(-1, 520).map(lambda token: [token]),
 )
 outputs = st.lists(pieces, max_size=30).map(lambda parts: [token for part in parts for token in part])
-offered = st.sampled_from([None, frozenset({"f"}), frozenset[str]()])
+offered = st.sampled_from([None, (Tool("f"),), ()])
 
 
-def parse(ids: list[int], tools: frozenset[str] | None = None) -> tuple[list[Event], HarmonyParser]:
+def parse(ids: list[int], tools: tuple[Tool, ...] | None = None) -> tuple[list[Event], HarmonyParser]:
     parser = HarmonyParser(HarmonyTokens.of(tiny()), tools)
     events = [event for token in ids for event in parser.feed(token)]
     return events + parser.finish(), parser
@@ -132,7 +133,7 @@ def parse(ids: list[int], tools: frozenset[str] | None = None) -> tuple[list[Eve
 
 @settings(max_examples=500)
 @given(outputs, offered)
-def test_any_tokens_lose_no_text_and_raise_nothing(ids: list[int], tools: frozenset[str] | None) -> None:
+def test_any_tokens_lose_no_text_and_raise_nothing(ids: list[int], tools: tuple[Tool, ...] | None) -> None:
     events, parser = parse(ids, tools)
     kept = ""
     for event in events:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from microscale.text.conversation import Tool
 from microscale.text.events import Begin, End, Flaw, Flawed, Text, TextKind
 from microscale.text.output import ChatOutput, Delta, PlainOutput
-from support.chat_formats import MAKE, made, parse, run, total
+from support.chat_formats import MAKE, made, parse, run, total, xml
 
 S, A, H = "<|start|>assistant", "<|channel|>analysis<|message|>think<|end|>", "<|channel|>final<|message|>"
 TO = "<|channel|>commentary to=functions.f"
@@ -19,6 +20,9 @@ F = '{"name": "f", "arguments": {"a": 1}}'
 G = '{"name": "g.h-1", "arguments": {}}'
 THINK = "<think>\nhm\n</think>\n\n"
 ONE = [("f", '{"a": 1}')]
+TOOL = Tool(
+    "f", parameters={"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": ["integer", "null"]}}}
+)
 
 # format → (output, reasoning, content, calls), as the format says.
 WELL_FORMED: dict[str, list[tuple[str, str, str, list[tuple[str, str]]]]] = {
@@ -77,6 +81,27 @@ WELL_FORMED: dict[str, list[tuple[str, str, str, list[tuple[str, str]]]]] = {
         ('<tool_call>{"name": "f", "arguments": {}, "id": "x"}</tool_call>', "", "", [("f", "{}")]),
     ],
 }  # fmt: skip
+
+
+WELL_FORMED["chatml_xml"] = [
+    ("Hello.\n\nYou.\n<|im_end|>", "", "Hello.\n\nYou.\n", []),
+    (f"{THINK}{xml('f', ('a', '1'))}<|im_end|>", "hm", "", ONE),
+    (f"{THINK}I look.\n\n{xml('f', ('a', '1'))}\n{xml('g.h-1')}\n<|im_end|>", "hm", "I look.", [*ONE, ("g.h-1", "{}")]),
+    # Values are literal, and JSON only if they can be nothing else.
+    (xml("f", ("s", 'a "b"\n\\ </function> <tool>\n'), ("日", "")), "", "",
+     [("f", '{"s": "a \\"b\\"\\n\\\\ </function> <tool>\\n", "日": ""}')]),
+    (xml("f", ("n", "-2.50e3"), ("v", "[1, {}]"), ("o", " null "), ("t", '"x"'), ("x", "1 2"), ("w", "True")), "", "",
+     [("f", '{"n": -2.50e3, "v": [1, {}], "o": null, "t": "\\"x\\"", "x": "1 2", "w": "True"}')]),
+    # On one line, without a line break in an empty value, and with other spaces.
+    ("<tool_call><function=f><parameter=a>1</parameter><parameter=b>\n</parameter></function></tool_call>", "", "",
+     [("f", '{"a": 1, "b": ""}')]),
+    ("<tool_call>\n\n <function=f>  <parameter=a>\n1\n</parameter>\n\n\n</function>\n </tool_call>", "", "", ONE),
+    # Marks in a text are words.
+    (xml("f", ("s", "a <think> b</think> <tool_response>")), "", "",
+     [("f", '{"s": "a <think> b</think> <tool_response>"}')]),
+    # The other style.
+    (f"<tool_call>\n{F}\n</tool_call>", "", "", ONE),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name in MAKE for case in WELL_FORMED[name]])
@@ -243,12 +268,45 @@ MALFORMED: dict[str, list[tuple[str, str, str, list[tuple[str, str]], set[Flaw]]
 }  # fmt: skip
 
 
+S1 = [("f", '{"s": "1"}')]
+MALFORMED["chatml_xml"] = [
+    # In reasoning, as quantised models write it.
+    (f"<think>\nhm\n{xml('f', ('s', '1'))}\n<|im_end|>", "hm", "", S1, {UNCLOSED}),
+    (f"<think>a{xml('f', ('s', '1'))}b</think>c", "a\nb", "c", S1, {UNCLOSED}),
+    (f"<think>a{xml('g', ('s', '1'))}b</think>c", "a<function=g>\n<parameter=s>\n1\n</parameter>\n</function>b", "c",
+     [], {UNKNOWN}),
+    # The schema decides about types; what does not fit remains text, and so does an unknown parameter.
+    (xml("f", ("n", "1"), ("n", "null"), ("n", "{}"), ("n", " one\n")), "", "",
+     [("f", '{"n": 1, "n": null, "n": {}, "n": " one\\n"}')], set()),
+    (xml("f", ("n", "None"), ("x", "1"), ("x", "[")), "", "", [("f", '{"n": null, "x": 1, "x": "["}')], set()),
+    # Calls without a name, of an unknown tool, and with other text in them.
+    ("<tool_call>\nf(1)\n</tool_call>", "", "f(1)", [], {NOBODY}),
+    ("<tool_call></tool_call>", "", "", [], {NOBODY, EMPTY}),
+    ("<tool_call>\n<function=g>\n</function>\n</tool_call>", "", "<function=g>\n</function>", [], {UNKNOWN}),
+    (f"<tool_call>{G}</tool_call>", "", G, [], {UNKNOWN}),
+    ("<tool_call><function=f>so: <b><parameter=s>\n1\n</parameter></function>more</tool_call>", "", "so: <b>more", S1,
+     {BAD}),
+    # Tags that are missing.
+    ("<tool_call><function=f><parameter=s>\n1\n</parameter>\n</tool_call>", "", "", S1, {BAD}),
+    ("<tool_call><function=f><parameter=s>\n1\n</tool_call>", "", "", S1, {BAD}),
+    ("<tool_call><function=f><parameter=n>\n1\n</tool_call>", "", "", [("f", '{"n": 1}')], {BAD}),
+    ("<tool_call><function=f><para</tool_call>", "", "<para", [("f", "{}")], {BAD}),
+    (f"{xml('f', ('s', '1')).removesuffix('</tool_call>')}<|im_end|>", "", "", S1, {UNCLOSED}),
+    # An output that is cut.
+    ("<tool_call>\n<function=f", "", "<function=f", [], {CUT}),
+    ("<tool_call>\n<function=f>\n", "", "", [("f", "")], {CUT}),
+    ("<tool_call>\n<function=f>\n<parameter=s>\n1\n</par", "", "", [("f", '{"s": "1\\n</par')], {CUT}),
+    ("<tool_call>\n<function=f>\n<parameter=n>\n12", "", "", [("f", '{"n": 12')], {CUT}),
+    ("", "", "", [], {EMPTY}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name in MAKE for case in MALFORMED[name]])
 def test_malformed_outputs_lose_no_text(
     name: str, case: tuple[str, str, str, list[tuple[str, str]], set[Flaw]]
 ) -> None:
     text, *wanted, flaws = case
-    parsed = parse(name, text, tools=("f",))
+    parsed = parse(name, text, tools=(TOOL,))
     assert list(parsed[:3]) == wanted
     assert set(parsed.flaws) == flaws
 
@@ -259,6 +317,8 @@ WORDS = {
     "harmony": ["assistant", "user", " to=functions.f", " to=", "analysis", "final", "commentary", "json", "functions.",
                 "finalHello", "x" * 200, " " * 40, "{}"],
     "gemma": ["thought\n", "call:f{", "a:1}", '"', ",", "[", "]", "}"],
+    "chatml_xml": ["<function=f>", "<function=g>", "<parameter=s>", "<parameter=n>\n", "\n</parameter>", "</function>",
+                   "<", F],
     "chatml": [F, '{"name": "f", ', '"arguments": ', '{"a": ', "1}", "assistant\n", '"', "\\", "]", "}"],
 }  # fmt: skip
 COMMON = ["x", " ", "\n", "é", "日", "👩‍👧", "END"]
@@ -274,12 +334,12 @@ outputs = st.sampled_from(sorted(MAKE)).flatmap(
         ).map(lambda parts: [token for part in parts for token in part]),
     )
 )
-offered = st.sampled_from([None, ("f",), ()])
+offered = st.sampled_from([None, (TOOL,), ()])
 
 
 @settings(max_examples=600)
 @given(outputs, offered)
-def test_events_are_in_order(output: tuple[str, list[int]], tools: tuple[str, ...] | None) -> None:
+def test_events_are_in_order(output: tuple[str, list[int]], tools: tuple[Tool, ...] | None) -> None:
     """Nothing raises. Begin, texts of its kind, End; calls are numbered; a missing answer is reported."""
     name, ids = output
     parser = made(name).parser(tools)
@@ -305,7 +365,7 @@ def test_events_are_in_order(output: tuple[str, list[int]], tools: tuple[str, ..
 @settings(max_examples=600)
 @given(outputs, offered, st.integers(1, 5), st.sampled_from([(), ("END",), ("x\n", "é")]), st.booleans())
 def test_groups_and_the_fast_path_change_nothing(
-    output: tuple[str, list[int]], tools: tuple[str, ...] | None, size: int, stops: tuple[str, ...], plain: bool
+    output: tuple[str, list[int]], tools: tuple[Tool, ...] | None, size: int, stops: tuple[str, ...], plain: bool
 ) -> None:
     name, ids = output
 
@@ -377,10 +437,10 @@ def test_chatml_holds_back_little() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"code": "one two three four"}}\n</tool_call>'
     chatml = made("chatml")
     ids = chatml.tokenizer.encode_with_control(text)
-    deltas = run(ChatOutput(chatml.parser(("f",))), [[token] for token in ids])
+    deltas = run(ChatOutput(chatml.parser((TOOL,))), [[token] for token in ids])
     assert sum(bool(call.arguments) for delta in deltas for call in delta.calls) > 6
     ids = chatml.tokenizer.encode("One.\nTwo.\n")
-    for tools, whole in (((), True), (("f",), False)):
+    for tools, whole in (((), True), ((TOOL,), False)):
         output = ChatOutput(chatml.parser(tools))
         shown = "".join(delta.content for token in ids if (delta := output.feed([token])))
         assert (shown == "One.\nTwo.\n") is whole

@@ -13,7 +13,7 @@ import pytest
 from microscale.text.chatml.tokens import ChatmlTokens
 from microscale.text.gemma.tokens import GemmaTokens
 from support.serve_command import PATIENCE_S, serving
-from support.tiny_chatml_text import tiny_chatml, write_chatml_text
+from support.tiny_chatml_text import XML_CALLS, tiny_chatml, write_chatml_text
 from support.tiny_gemma4 import CASES as GEMMA_CASES
 from support.tiny_gemma4 import random_gemma4, routers, to_modelopt, write_gemma4
 from support.tiny_gemma_text import tiny_gemma, write_gemma_text
@@ -48,6 +48,17 @@ def test_serve_qwen3(tmp_path: Path) -> None:
         thoughts(client)
 
 
+@pytest.mark.nightly
+def test_serve_qwen3_with_xml_calls(tmp_path: Path) -> None:
+    config = replace(CASES["as_published"], vocab_size=VOCAB, max_context=1024, eos_token_ids=(TOKENS.end,))
+    folder = write_qwen3_moe(tmp_path / "model", config, published(random_qwen3_moe(config)))
+    write_chatml_text(folder, XML_CALLS)
+    arguments = [str(folder), "--served-model-name", MODEL, "--layer-format", "experts=mxfp4"]
+    with serving(arguments, tmp_path / "log") as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        calls(client, reasoning_effort="none")
+
+
 def chat(client: openai.OpenAI, **options: Any) -> Any:
     extra = {"return_token_ids": True, **options.pop("extra_body", {})}
     asked = {"max_tokens": 64, "temperature": 0, **options}
@@ -79,13 +90,13 @@ def forms(client: openai.OpenAI) -> None:
     assert TOKENS.end_think in choice.model_extra["token_ids"]
 
 
-def calls(client: openai.OpenAI) -> None:
+def calls(client: openai.OpenAI, **common: Any) -> None:
     tools: list[Any] = [
         {"type": "function", "function": {"name": name, "strict": True, "parameters": SCHEMA}} for name in ("f", "g")
     ]
 
     def made(**options: Any) -> list[tuple[str, Any]]:
-        [choice] = chat(client, tools=tools, logit_bias=QUIET | {str(TOKENS.end): 50}, **options).choices
+        [choice] = chat(client, tools=tools, logit_bias=QUIET | {str(TOKENS.end): 50}, **common, **options).choices
         assert choice.finish_reason == "tool_calls"
         assert not choice.message.content
         return [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
@@ -97,7 +108,7 @@ def calls(client: openai.OpenAI) -> None:
     assert (name, arguments["n"] in (1, 22)) == ("g", True)
     # A second call where the model will not end, and none where one is all that may come.
     more = {str(TOKENS.end): -100, str(TOKENS.think): -100}
-    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "max_tokens": 150, "logit_bias": more}
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "max_tokens": 150, "logit_bias": more, **common}
     [several] = chat(client, **asked).choices
     [one] = chat(client, **asked, parallel_tool_calls=False).choices
     assert len(several.message.tool_calls) > 1

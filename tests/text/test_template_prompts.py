@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from microscale.text.chatml import tokens as chatml_names
+from microscale.text.chatml.xml_call import XML
 from microscale.text.conversation import Effort, Message, PromptEnd, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 from microscale.text.output import ChatOutput
 from microscale.text.template_format import lay_out
 from support.chat_formats import chatml, gemma, made
-from support.tiny_chatml_text import ALWAYS_THINKS, TEMPLATE, inner_chatml, tiny_chatml
+from support.tiny_chatml_text import ALWAYS_THINKS, TEMPLATE, XML_CALLS, inner_chatml, tiny_chatml
 from support.tiny_gemma_text import tiny_gemma
 
 WEATHER = Tool(
@@ -64,20 +65,52 @@ CHATML_TALK = [
 ]
 
 
-def test_a_conversation_with_tools_in_chatml() -> None:
+@pytest.mark.parametrize("name", ["chatml", "chatml_xml"])
+def test_a_conversation_with_tools_in_chatml(name: str) -> None:
     """Equal to transformers: the same template over the same messages, in the tokenizer as it is published."""
     options = RenderOptions(tools=(WEATHER,))
-    ids = made("chatml").render(CHATML_TALK, options)
+    ids = made(name).render(CHATML_TALK, options)
     function = {"name": WEATHER.name, "description": WEATHER.description, "parameters": WEATHER.parameters}
     theirs, _ = render_jinja_template(
         [lay_out(CHATML_TALK, options)],
-        chat_template=TEMPLATE,
+        chat_template=XML_CALLS if name == "chatml_xml" else TEMPLATE,
         tools=[{"type": "function", "function": function}],
         add_generation_prompt=True,
         enable_thinking=True,
     )
     assert ids == inner_chatml().encode(theirs[0], add_special_tokens=False).ids
-    text = shown("chatml", ids)
+    if name == "chatml":
+        check_prompt(shown("chatml", ids), ids)
+
+
+def test_xml_calls_of_earlier_turns() -> None:
+    """The reasoning before the last question goes, unless it is to be kept."""
+    call = ToolCall("c1", "get_weather", '{"city": "Paris", "days": [1, 2.5], "note": "</parameter>\\n<think>"}')
+    talk = [*QUESTION, Message(Role.ASSISTANT, "Hi.", "They greet."), Message(Role.USER, "Well?")]
+    talk += [Message(Role.ASSISTANT, "", "I must ask.", (call,)), Message(Role.TOOL, "18 °C", call_id="c1")]
+    for keep, kept in ((None, ""), (False, ""), (True, "<think>\nThey greet.\n</think>\n\n")):
+        ids = made("chatml_xml").render(talk, RenderOptions(preserve_thinking=keep))
+        assert shown("chatml_xml", ids) == (
+            f"{ASKED}{kept}Hi.<|im_end|>\n{ASKED.replace('Hello world', 'Well?')}"
+            "<think>\nI must ask.\n</think>\n\n<tool_call>\n"
+            "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n[1, 2.5]\n</parameter>\n"
+            "<parameter=note>\n</parameter>\n<think>\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
+            "<|im_start|>user\n<tool_response>\n18 °C\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
+        )
+        assert ids.count(tiny_chatml().control["<think>"]) == 2 + bool(kept)
+
+
+@pytest.mark.parametrize("arguments", ["{city: Paris}", "[1]", '"Paris"', '{"city": "Par', "[" * 5000])
+def test_arguments_that_are_no_object_become_one_parameter(arguments: str) -> None:
+    """A call that was cut, which the client sends back: the conversation can go on."""
+    call = ToolCall("c1", "f", arguments)
+    ids = made("chatml_xml").render([*QUESTION, Message(Role.ASSISTANT, tool_calls=(call,))], RenderOptions())
+    written = f"<function=f>\n<parameter=arguments>\n{arguments}\n</parameter>\n</function>"
+    assert written in shown("chatml_xml", ids)
+    assert XML.text(call) == written
+
+
+def check_prompt(text: str, ids: list[int]) -> None:
     assert text.startswith("<|im_start|>system\nBe brief.\n\nBe kind.\n\nFunctions, as JSON:\n<tools>\n{")
     assert text.endswith(
         "<|im_start|>user\nHello?<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
@@ -103,6 +136,8 @@ ASKED = "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>assistant\n"
         (TEMPLATE, Effort.LOW, "<think>\n\n</think>\n\n"),
         (ALWAYS_THINKS, Effort.HIGH, "<think>\n"),
         (ALWAYS_THINKS, Effort.LOW, "<think>\n"),
+        (XML_CALLS, Effort.HIGH, "<think>\n"),
+        (XML_CALLS, Effort.LOW, "<think>\n\n</think>\n\n"),
     ],
 )
 def test_chatml_reasoning_is_on_or_off_or_begun(template: str, effort: Effort, begun: str) -> None:

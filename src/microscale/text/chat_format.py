@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Self
 
-from microscale.text.conversation import Message, Rendered, RenderOptions
+from microscale.text.conversation import Message, Rendered, RenderOptions, Tool
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import Begin, Event, Flaw, Flawed, Header, TextKind
-from microscale.text.grammar import Form, Turn, alone
+from microscale.text.grammar import Form, Schema, Turn, alone
 from microscale.text.tokenizer import Tokenizer
 
 
@@ -25,13 +25,13 @@ class OutputParser(ABC):
     text (``_add``), of control tokens (``_control``), and of what is still open at the end (``_end_output``).
     """
 
-    def __init__(self, tokenizer: Tokenizer, tools: Collection[str] | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, tools: Collection[Tool] | None) -> None:
         """``tools``: functions that may be called; ``None`` means all."""
         self.is_control = tokenizer.is_control
         """Whether a token is a control token, which has no visible text."""
         self.flaws: list[Flaw] = []
         """Each kind once, in order of first appearance."""
-        self._tools = None if tools is None else frozenset(tools)
+        self._tools = None if tools is None else frozenset(tool.name for tool in tools)
         self._token_bytes = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer)
         self._events: list[Event] = []
@@ -104,8 +104,6 @@ class ChatFormat(ABC):
     """The control token that ends an answer, and with it the turn."""
     CALL_END: ClassVar[str]
     """The control token that ends a call."""
-    FREE_ARGUMENTS: ClassVar[str | None] = None
-    """Why a schema cannot constrain a call's arguments; ``None`` if it can."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Collection[int]) -> None:
         """Subclasses protect their control tokens first (``Tokenizer.protect``), so that no text can spell them."""
@@ -145,7 +143,7 @@ class ChatFormat(ABC):
     # ---- outputs -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def parser(self, tools: Collection[str] | None = None) -> OutputParser:
+    def parser(self, tools: Collection[Tool] | None = None) -> OutputParser:
         """A parser for one output. ``tools``: functions that may be called (``None``: all). Other calls are text."""
 
     @abstractmethod
@@ -170,6 +168,10 @@ class ChatFormat(ABC):
         """The grammar of an answer alone, to check a form without the rest of the turn."""
         return alone(form, [self.ANSWER_END])
 
-    def arguments_grammar(self, form: Form) -> str:
-        """The grammar of a call's arguments alone."""
+    def arguments_grammar(self, form: Schema) -> str:
+        """The grammar of a call's arguments alone, as JSON: it checks the form."""
         return alone(form, [self.CALL_END])
+
+    def why_not_strict(self, form: Schema) -> str | None:
+        """Why a schema cannot constrain a call's arguments; ``None`` if it can."""
+        return None

@@ -53,6 +53,7 @@ class ChatTemplate:
     """A compiled template. Rendering is re-entrant."""
 
     def __init__(self, source: str, origin: str) -> None:
+        self.source = source
         self._origin = origin
         try:
             self._template = _Sandbox().from_string(source)

@@ -102,6 +102,9 @@ class RenderOptions:
     tools: tuple[Tool, ...] = ()
     response_format: ResponseFormat | None = None
     end: PromptEnd = PromptEnd.TURN
+    preserve_thinking: bool | None = None
+    """Whether the reasoning of all earlier turns stays in the prompt; ``None``: as the template does it. Only some
+    templates have a choice."""
 
 
 def open_message(conversation: Sequence[Message]) -> tuple[list[Message], Message]:

@@ -45,11 +45,14 @@ ANY_OBJECT = Schema({"type": "object"})
 
 def regex(pattern: str) -> Lark:
     """Text that a regular expression matches completely."""
-    # In Lark a slash ends the expression; escaped characters stay.
-    escaped = re.sub(
+    return Lark(f"start: /{escaped(pattern)}/")
+
+
+def escaped(pattern: str) -> str:
+    """A regular expression between slashes in Lark: one in it would end it. Escaped characters stay."""
+    return re.sub(
         r"\\.|[/\n]", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
     )
-    return Lark(f"start: /{escaped}/")
 
 
 def choice(texts: Sequence[str]) -> Lark:
@@ -63,7 +66,7 @@ class Turn:
 
     answer: Form | None = None
     """The form of the final answer; ``None`` means free text."""
-    calls: Mapping[str, Form] | None = None
+    calls: Mapping[str, Schema] | None = None
     """Functions that may be called, with the form of their arguments."""
     must_call: bool = False
     one_call: bool = False

@@ -53,7 +53,7 @@ class StopStrings:
             end, _, self.matched = min(matches)
             self._held = ""
             return text[: end if self._keep else end - len(self.matched)]
-        cut = min(_begin_of(stop, text) for stop in self._stops)
+        cut = min(begin_of(stop, text) for stop in self._stops)
         self._held = text[cut:]
         return text[:cut]
 
@@ -63,7 +63,7 @@ class StopStrings:
         return held
 
 
-def _begin_of(stop: str, text: str) -> int:
+def begin_of(stop: str, text: str) -> int:
     """Where the longest end of ``text`` begins that ``stop`` could continue."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:

@@ -96,6 +96,7 @@ class TemplateFormat(ChatFormat):
 
     def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         control = self.tokenizer.control
+        keep = options.preserve_thinking
         return self._prompt.render(
             conversation,
             options,
@@ -103,6 +104,7 @@ class TemplateFormat(ChatFormat):
             enable_thinking=options.effort in (Effort.MEDIUM, Effort.HIGH),
             bos_token=self.BOS if self.BOS in control else "",
             eos_token=self.EOS if self.EOS in control else "",
+            **({} if keep is None else {"preserve_thinking": keep}),
         )
 
 

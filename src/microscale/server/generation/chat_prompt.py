@@ -29,7 +29,7 @@ class ChatPrompt:
     """Token ids, and how to parse the output that follows them."""
 
     tokens: list[int]
-    tools: frozenset[str]
+    tools: tuple[Tool, ...]
     """The functions that may be called."""
     stops: frozenset[int]
     """Tokens at which the output ends."""
@@ -61,13 +61,14 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
         tools=tools,
         response_format=response,
         end=_end(chat),
+        preserve_thinking=None if chat.chat_template_kwargs is None else chat.chat_template_kwargs.preserve_thinking,
     )
     if len(chat.messages) > host.limits.max_messages:
         raise error_texts.too_many("messages", len(chat.messages), host.limits.max_messages, "messages")
     prompt = host.chat_format.rendered(_conversation(chat), options)
     one_call = bool(tools) and chat.parallel_tool_calls is False
     stops = host.chat_format.stops | ({host.chat_format.call_end} if one_call else set())
-    return ChatPrompt(prompt.tokens, frozenset(tool.name for tool in tools), stops, prompt.begun, one_call)
+    return ChatPrompt(prompt.tokens, tools, stops, prompt.begun, one_call)
 
 
 def output_of(host: Host, prompt: ChatPrompt, stops: Sequence[str] = (), *, keep_stop: bool = False) -> ChatOutput:

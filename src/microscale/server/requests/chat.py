@@ -146,6 +146,7 @@ class TemplateOptions(Body):
 
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
+    preserve_thinking: bool | None = None
 
 
 class ChatFields(Body):

@@ -61,13 +61,11 @@ def _calls(
     chat_format: ChatFormat, tools: Sequence[tuple[int, ToolSpec]]
 ) -> tuple[dict[str, Schema], list[GrammarPart]]:
     """The format of each function's arguments, as far as the chat format can constrain it, and grammars to check."""
-    if chat_format.FREE_ARGUMENTS is not None:
-        for at, spec in tools:
-            if spec.function.strict:
-                where = f"tools[{at}].function.strict"
-                raise error_texts.cannot_be_strict(where, chat_format.FREE_ARGUMENTS)
-        return {spec.function.name: ANY_OBJECT for _, spec in tools}, []
     forms = {spec.function.name: _arguments(spec) for _, spec in tools}
+    for at, spec in tools:
+        reason = chat_format.why_not_strict(forms[spec.function.name]) if spec.function.strict else None
+        if reason is not None:
+            raise error_texts.cannot_be_strict(f"tools[{at}].function.strict", reason)
     parts = [
         GrammarPart(chat_format.arguments_grammar(forms[spec.function.name]), f"tools[{at}].function.parameters")
         for at, spec in tools

@@ -1,140 +1,91 @@
-"""A call in ChatML, read while the model writes it.
+"""A style of calls in ChatML: what models write between ``<tool_call>`` and ``</tool_call>``.
 
-    {"name": "get_weather", "arguments": {"city": "Paris"}}
-
-In this order, arguments are passed on token by token, as the model writes them. A call in another order is held back
-until it is complete. Other fields are ignored.
+There are two: one JSON object (``json_call``) and XML tags (``xml_call``). The checkpoint's template shows which one
+the model was trained on.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from microscale.text.conversation import ToolCall
-from microscale.text.json_text import BadCall, is_json
+from microscale.text.grammar import Schema
+
+Tools = Mapping[str, Mapping[str, object] | None]
+"""Functions that may be called, with the schemas of their parameters."""
 
 MAX_HEAD_CHARS = 1024
 """After this many characters without arguments, the search for them ends."""
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.:-]{1,128})"\s*,\s*"arguments"\s*:\s*(?=\{)')
-_IN_STRING = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]]')
-_SPACE = re.compile(r"[ \t\r\n]*")
 
+class CallReader(ABC):
+    """Reads one call while the model writes it.
 
-class CallReader:
-    """Reads one call. ``feed`` returns what a text adds to the arguments; ``rest`` is all other text."""
+    ``feed`` and ``finish`` return what is added to the arguments, as JSON text; ``rest`` is all other text.
+    """
 
-    def __init__(self, tools: Collection[str] | None) -> None:
+    def __init__(self, tools: Tools | None) -> None:
         """``tools``: functions that may be called; ``None`` means all."""
         self._tools = tools
         self.function: str | None = None
         """Set once the arguments begin, and only if it may be called."""
         self.is_whole = False
         """The arguments have ended."""
-        self._held: list[str] = []
-        self._num_held = 0
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
+
+    @abstractmethod
+    def feed(self, text: str) -> str: ...
+
+    @abstractmethod
+    def finish(self, *, complete: bool) -> str:
+        """Called at the end of the call; it is not ``complete`` if the output was cut there."""
 
     @property
+    @abstractmethod
+    def in_text(self) -> bool:
+        """Inside a string, where a name of a mark is only a word."""
+
+    @property
+    @abstractmethod
     def rest(self) -> str:
-        """All text if there is no ``function``; else the text after its arguments."""
-        return "".join(self._held)
+        """All text if there is no ``function``; else the text that does not belong to its call."""
 
     @property
+    def left(self) -> str:
+        """The part of ``rest`` that is shown after the call, if it does not end well."""
+        return self.rest.strip()
+
+    @property
+    @abstractmethod
     def ends_well(self) -> bool:
-        """Whether the text after the arguments only ends the call."""
-        return self.is_whole and is_json('{"":0' + self.rest)
+        """Whether the call is well formed."""
 
-    def feed(self, text: str) -> str:
-        if self.function is None:
-            text = self._look_for_head(text)
-        if self.function is None or self.is_whole:
-            self._hold(text)
-            return ""
-        end = self._end_in(text)
-        if end is None:
-            return text
-        self.is_whole = True
-        self._hold(text[end:])
-        return text[:end]
-
-    def _look_for_head(self, text: str) -> str:
-        """The text that is not yet held; once the arguments begin, only theirs."""
-        if self._num_held > MAX_HEAD_CHARS:
-            return text
-        text = self.rest + text
-        self._held, self._num_held = [], 0
-        match = _HEAD.match(text)
-        if match is None or (self._tools is not None and match[1] not in self._tools):
-            return text
-        self.function = match[1]
-        return text[match.end() :]
-
-    def _hold(self, text: str) -> None:
-        self._held.append(text)
-        self._num_held += len(text)
-
-    def _end_in(self, text: str) -> int | None:
-        """Where the arguments end in a text; ``None`` if they continue after it."""
-        at = 0
-        if self._is_escaped:
-            self._is_escaped, at = False, 1
-        while match := (_IN_STRING if self._in_string else _OUTSIDE).search(text, at):
-            at = match.end()
-            if match[0] == '"':
-                self._in_string = not self._in_string
-            elif match[0] == "\\":
-                self._is_escaped = at == len(text)
-                at += 1
-            else:
-                self._depth += 1 if match[0] in "{[" else -1
-                if self._depth == 0:
-                    return at
-        return None
+    @abstractmethod
+    def held_call(self) -> tuple[str, str]:
+        """Function and arguments of a call that is recognised only when complete. Raises ``BadCall`` otherwise."""
 
 
-def whole_call(text: str) -> tuple[str, str]:
-    """The function and the arguments of a call whose fields are in any order.
+@dataclass(frozen=True)
+class CallGrammar:
+    """The grammar of what is between a call's marks."""
 
-    Missing arguments are empty; arguments in a string, as clients send them, are decoded.
-    """
-    fields = _fields(text)
-    name = json.loads(fields.get("name", "null"))
-    if not isinstance(name, str) or not name:
-        raise BadCall("no name")
-    arguments = fields.get("arguments", "null")
-    if arguments == "null":
-        return name, "{}"
-    return name, json.loads(arguments) if arguments.startswith('"') else arguments
+    body: str
+    rules: list[str] = field(default_factory=list)
+    """Further rules that ``body`` uses."""
+    forms: list[dict[str, Any]] = field(default_factory=list)
+    """Named forms that it uses."""
 
 
-def _fields(text: str) -> dict[str, str]:
-    """The fields of a JSON object, each value as it was written."""
-    # Numbers stay text: Python does not parse integers of more than 4,300 digits.
-    decoder = json.JSONDecoder(parse_int=str, parse_float=str)
-    if not is_json(text) or not text.lstrip().startswith("{"):
-        raise BadCall("not a JSON object")
-    fields: dict[str, str] = {}
-    at = text.index("{") + 1
-    while text[(at := _past_space(text, at))] != "}":
-        key, at = decoder.raw_decode(text, _past_space(text, at + (text[at] == ",")))
-        begin = _past_space(text, text.index(":", at) + 1)
-        _, at = decoder.raw_decode(text, begin)
-        fields[key] = text[begin:at]
-    return fields
-
-
-def _past_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None
-    return match.end()
-
-
-def call_text(call: ToolCall) -> str:
-    """A call as the model writes it, with unchanged arguments."""
-    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'
+@dataclass(frozen=True)
+class CallStyle:
+    reader: Callable[[Tools | None], CallReader]
+    text: Callable[[ToolCall], str]
+    """A call as the model writes it."""
+    grammar: Callable[[int, str, Schema], CallGrammar]
+    """The grammar of the n-th function's call; names in it end in the number."""
+    why_not_strict: Callable[[Schema], str | None]
+    """Why a grammar cannot enforce a schema of parameters; ``None`` if it can."""
+    renderable: Callable[[ToolCall], ToolCall]
+    """A call of an earlier turn, with arguments that the template can write."""

@@ -1,23 +1,26 @@
 """ChatML as a ``ChatFormat``.
 
 A template may end the prompt inside the assistant's turn: with empty reasoning if none is wanted, or with open
-reasoning for models that always think. That part is ``Rendered.begun``.
+reasoning for models that always think. That part is ``Rendered.begun``. Its text also shows the style of calls.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml import tokens as names
-from microscale.text.chatml.call import call_text
+from microscale.text.chatml.call import CallStyle
+from microscale.text.chatml.json_call import JSON
 from microscale.text.chatml.parser import ChatmlParser
 from microscale.text.chatml.tokens import ChatmlTokens
-from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, open_message
-from microscale.text.grammar import Form, Turn, alone, named
+from microscale.text.chatml.xml_call import MARK, XML
+from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, Tool, open_message
+from microscale.text.grammar import Form, Schema, Turn, alone, named
 from microscale.text.template_format import TemplateFormat
 from microscale.text.tokenizer import Tokenizer
 
@@ -37,7 +40,7 @@ _BEFORE = {
 }
 
 
-def of_turn(turn: Turn, thoughts: Thoughts = Thoughts.NONE) -> str:
+def of_turn(turn: Turn, style: CallStyle, thoughts: Thoughts = Thoughts.NONE) -> str:
     """The grammar of what the model writes after a prompt that ends in its turn.
 
         start ── reasoning, free ──┬── answer: free text or a form ───────────────── <|im_end|>
@@ -53,20 +56,16 @@ def of_turn(turn: Turn, thoughts: Thoughts = Thoughts.NONE) -> str:
         # Other text would break an answer's form; and if a call is required, it might never come.
         before = "ANSWER? " if turn.answer is None and not turn.must_call else ""
         ways.append(before + ("call" if turn.one_call else r'call ("\n" call)*'))
-        rules += _calls(turn.calls)
-        forms += [named(f"arguments_{number}", form) for number, form in enumerate(turn.calls.values())]
+        calls = [style.grammar(number, *call) for number, call in enumerate(turn.calls.items())]
+        bodies = " | ".join(f"call_{number}" for number in range(len(calls)))
+        rules.append(f'call: {names.CALL} "\\n" ({bodies}) "\\n" {names.END_CALL}')
+        rules += [f"call_{number}: {call.body}" for number, call in enumerate(calls)]
+        # Functions may share rules.
+        rules += dict.fromkeys(rule for call in calls for rule in call.rules)
+        forms += [form for call in calls for form in call.forms]
     start = f"start: {_BEFORE[thoughts]} ({' | '.join(ways)}) {names.END}"
     grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join([start, *rules])}, *forms]
     return json.dumps({"grammars": grammars})
-
-
-def _calls(calls: Mapping[str, Form]) -> list[str]:
-    """One rule per function that may be called."""
-    rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
-    for number, function in enumerate(calls):
-        head = json.dumps(f'\n{{"name": {json.dumps(function)}, "arguments": ')
-        rules.append(f'call_{number}: {names.CALL} {head} @arguments_{number} "}}\\n" {names.END_CALL}')
-    return rules
 
 
 class ChatmlFormat(TemplateFormat):
@@ -80,6 +79,7 @@ class ChatmlFormat(TemplateFormat):
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokens = ChatmlTokens.of(tokenizer)
+        self._style = XML if MARK in template.source else JSON
         super().__init__(tokenizer, template, self._tokens.stops)
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
@@ -88,6 +88,11 @@ class ChatmlFormat(TemplateFormat):
         ids = self._render(conversation, options)
         begun = [] if options.end is PromptEnd.CLOSED else self._begun(ids)
         return Rendered(ids, tuple(begun))
+
+    def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
+        renderable = self._style.renderable
+        messages = [replace(each, tool_calls=tuple(map(renderable, each.tool_calls))) for each in conversation]
+        return super()._render(messages, options)
 
     def _continued(self, before: Sequence[Message], last: Message, options: RenderOptions) -> Rendered:
         """A prompt that ends inside ``last``, an incomplete assistant message."""
@@ -113,15 +118,15 @@ class ChatmlFormat(TemplateFormat):
             return [self._tokens.think, *self._encode(f"\n{text}")]
         return [self._tokens.think, *self._encode(f"\n{text}\n"), self._tokens.end_think, *self._encode("\n\n")]
 
-    def parser(self, tools: Collection[str] | None = None) -> ChatmlParser:
-        return ChatmlParser(self._tokens, tools)
+    def parser(self, tools: Collection[Tool] | None = None) -> ChatmlParser:
+        return ChatmlParser(self._tokens, tools, self._style.reader)
 
     def turn(self, message: Message) -> list[int]:
         ids = self._thoughts(message.reasoning, closed=True) if message.reasoning else []
         ids += self._encode(message.content)
         for number, call in enumerate(message.tool_calls):
             ids += self._encode("\n") if number or message.content else []
-            ids += [self._tokens.call, *self._encode(f"\n{call_text(call)}\n"), self._tokens.end_call]
+            ids += [self._tokens.call, *self._encode(f"\n{self._style.text(call)}\n"), self._tokens.end_call]
         return [*ids, self._tokens.end]
 
     def shows(self, prompt: str, question: str) -> bool:
@@ -131,8 +136,11 @@ class ChatmlFormat(TemplateFormat):
 
     def turn_grammar(self, turn: Turn) -> str:
         if is_thinking(turn.begun, self._tokens):
-            return of_turn(turn, Thoughts.OPEN)
-        return of_turn(turn, Thoughts.CLOSED if turn.begun else Thoughts.NONE)
+            return of_turn(turn, self._style, Thoughts.OPEN)
+        return of_turn(turn, self._style, Thoughts.CLOSED if turn.begun else Thoughts.NONE)
+
+    def why_not_strict(self, form: Schema) -> str | None:
+        return self._style.why_not_strict(form)
 
     def text_grammar(self, form: Form) -> str:
         ends = (names.END, names.END_OF_TEXT)

@@ -3,7 +3,7 @@
     <|im_start|>assistant, line                a header: usually in the prompt, rarely in an output
     text                                       content
     <think>, line … line, </think>, 2 lines    reasoning
-    <tool_call>, line {…} line, </tool_call>   a call
+    <tool_call>, line … line, </tool_call>     a call, in one of two styles (``call``)
     <|im_end|>, <|endoftext|>                  the end
 
 Up to two line breaks on either side of a mark are layout and not shown. All other text is kept: for every kind of
@@ -12,12 +12,14 @@ malformed output there is a rule for what its text becomes, and a ``Flaw``. Argu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.chatml.call import CallReader, whole_call
+from microscale.text.chatml.call import CallReader, Tools
+from microscale.text.chatml.json_call import JsonCallReader
 from microscale.text.chatml.tokens import ChatmlTokens
+from microscale.text.conversation import Tool
 from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Header, Text, TextKind
 from microscale.text.json_text import BadCall, is_json
 
@@ -40,9 +42,16 @@ KINDS = {ChatmlState.TEXT: TextKind.CONTENT, ChatmlState.THOUGHTS: TextKind.REAS
 class ChatmlParser(OutputParser):
     """A call of a function that was not offered is text of the surrounding kind."""
 
-    def __init__(self, tokens: ChatmlTokens, tools: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        tokens: ChatmlTokens,
+        tools: Collection[Tool] | None = None,
+        new_reader: Callable[[Tools | None], CallReader] = JsonCallReader,
+    ) -> None:
         super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
+        self._parameters = None if tools is None else {tool.name: tool.parameters for tool in tools}
+        self._new_reader = new_reader
         self._may_call = tools is None or bool(self._tools)
         self._state = ChatmlState.TEXT
         self._around = ChatmlState.TEXT
@@ -56,7 +65,7 @@ class ChatmlParser(OutputParser):
         """Line breaks since the last mark, up to ``LAYOUT``."""
         self._is_layout = False
         """The last token consisted only of line breaks that belong to the mark before it."""
-        self._reader = CallReader(())
+        self._reader = new_reader({})
         self._arguments: list[str] = []
 
     def feed(self, token: int) -> list[Event]:
@@ -91,6 +100,9 @@ class ChatmlParser(OutputParser):
         tokens = self._tokens
         if token == tokens.end_call and self._state is ChatmlState.CALL:
             self._end_call(complete=True)
+            return
+        if token in tokens.inner and self._state is ChatmlState.CALL and self._reader.in_text:
+            self._add_to_call(tokens.inner[token])
             return
         is_inside = ChatmlState.THOUGHTS in (self._state, self._around if self._state is ChatmlState.CALL else None)
         begins = token in (tokens.start, tokens.call) or (token == tokens.think and not is_inside)
@@ -193,7 +205,7 @@ class ChatmlParser(OutputParser):
         if self._state is ChatmlState.HEADER:
             self._leave_header()
         self._around, self._state = self._state, ChatmlState.CALL
-        self._reader = CallReader(self._tools)
+        self._reader = self._new_reader(self._parameters)
 
     def _add_to_call(self, text: str) -> None:
         is_new = self._reader.function is None
@@ -223,18 +235,20 @@ class ChatmlParser(OutputParser):
         if reader.function is None:
             self._end_held(reader.rest, complete=complete)
             return
+        if arguments := reader.finish(complete=complete):
+            self._say_arguments(arguments)
         is_good = reader.ends_well and is_json("".join(self._arguments))
         if complete and not is_good:
             self._flag(Flaw.BAD_ARGUMENTS)
         self._end(complete=complete)
         self._num_skipped = 0
-        if reader.is_whole and not reader.ends_well and (left := reader.rest.strip().removeprefix("}").strip()):
-            self._write(left)
+        if not reader.ends_well and reader.left:
+            self._write(reader.left)
 
     def _end_held(self, text: str, *, complete: bool) -> None:
         """End a call whose name was not known before its end; it is text if it is not a call."""
         try:
-            function, arguments = whole_call(text)
+            function, arguments = self._reader.held_call()
         except (BadCall, ValueError, RecursionError):
             function, arguments = "", ""
         if not function or (self._tools is not None and function not in self._tools):

@@ -39,6 +39,11 @@ class ChatmlTokens:
     result: int
     end_result: int
 
+    @property
+    def inner(self) -> dict[int, str]:
+        """Marks that are words in the strings of a call's arguments."""
+        return {self.think: THINK, self.end_think: END_THINK, self.result: RESULT, self.end_result: END_RESULT}
+
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatmlTokens:
         """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""

@@ -6,12 +6,12 @@ import json
 from collections.abc import Collection, Sequence
 
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, open_message
+from microscale.text.conversation import Message, PromptEnd, Rendered, RenderOptions, Tool, open_message
 from microscale.text.gemma import tokens as names
 from microscale.text.gemma.call import QUOTE, call_text
 from microscale.text.gemma.parser import THOUGHT, GemmaParser
 from microscale.text.gemma.tokens import GemmaTokens
-from microscale.text.grammar import Form, Turn, alone, named
+from microscale.text.grammar import ANY_OBJECT, Form, Schema, Turn, alone, named
 from microscale.text.template_format import TemplateFormat
 from microscale.text.tokenizer import Tokenizer
 
@@ -64,7 +64,6 @@ class GemmaFormat(TemplateFormat):
     CONTROL = (names.EOS, names.BOS, *names.NAMES)
     ANSWER_END = names.END_TURN
     CALL_END = names.END_CALL
-    FREE_ARGUMENTS = "this model does not write arguments as JSON"
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokens = GemmaTokens.of(tokenizer)
@@ -87,7 +86,7 @@ class GemmaFormat(TemplateFormat):
         bos = self.tokenizer.control.get(names.BOS)
         return () if bos is None or text.startswith(names.BOS) else (bos,)
 
-    def parser(self, tools: Collection[str] | None = None) -> GemmaParser:
+    def parser(self, tools: Collection[Tool] | None = None) -> GemmaParser:
         return GemmaParser(self._tokens, tools)
 
     def turn(self, message: Message) -> list[int]:
@@ -111,6 +110,12 @@ class GemmaFormat(TemplateFormat):
 
     def turn_grammar(self, turn: Turn) -> str:
         return of_turn(turn)
+
+    def arguments_grammar(self, form: Schema) -> str:
+        return super().arguments_grammar(ANY_OBJECT)
+
+    def why_not_strict(self, form: Schema) -> str | None:
+        return "this model does not write arguments as JSON"
 
     def text_grammar(self, form: Form) -> str:
         return alone(form, [names.EOS if names.EOS in self.tokenizer.control else names.END_TURN])

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
+from microscale.text.conversation import Tool
 from microscale.text.events import Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.gemma.call import QUOTE, arguments_json, split_call
 from microscale.text.gemma.tokens import GemmaTokens
@@ -35,7 +36,7 @@ class GemmaState(Enum):
 class GemmaParser(OutputParser):
     """A call of a function that was not offered is content."""
 
-    def __init__(self, tokens: GemmaTokens, tools: Collection[str] | None = None) -> None:
+    def __init__(self, tokens: GemmaTokens, tools: Collection[Tool] | None = None) -> None:
         super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
         self._state = GemmaState.TEXT

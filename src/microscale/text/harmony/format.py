@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Self
 
 from microscale.text.chat_format import ChatFormat
-from microscale.text.conversation import Message, Rendered, RenderOptions
+from microscale.text.conversation import Message, Rendered, RenderOptions, Tool
 from microscale.text.grammar import Form, Turn, alone, named
 from microscale.text.harmony import tokens as names
 from microscale.text.harmony.header import NAMESPACE
@@ -68,7 +68,7 @@ class HarmonyFormat(ChatFormat):
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
         return self._renderer.rendered(conversation, options)
 
-    def parser(self, tools: Collection[str] | None = None) -> HarmonyParser:
+    def parser(self, tools: Collection[Tool] | None = None) -> HarmonyParser:
         return HarmonyParser(self._tokens, tools)
 
     def turn(self, message: Message) -> list[int]:

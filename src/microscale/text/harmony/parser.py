@@ -16,6 +16,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
+from microscale.text.conversation import Tool
 from microscale.text.events import ASSISTANT, Begin, End, Flaw, Header, Text, TextKind
 from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, HeaderReader, SegmentEnd
 from microscale.text.harmony.tokens import HarmonyTokens
@@ -34,7 +35,7 @@ class HarmonyState(Enum):
 class HarmonyParser(OutputParser):
     """A call of a function that was not offered is text of its channel."""
 
-    def __init__(self, tokens: HarmonyTokens, tools: Collection[str] | None = None) -> None:
+    def __init__(self, tokens: HarmonyTokens, tools: Collection[Tool] | None = None) -> None:
         super().__init__(tokens.tokenizer, tools)
         self._tokens = tokens
         self._ends = tokens.stops | {tokens.end}

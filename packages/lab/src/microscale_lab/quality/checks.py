@@ -18,6 +18,7 @@ from typing import Any
 
 from microscale.errors import Unsupported
 from microscale.text.chat_format import ChatFormat
+from microscale.text.conversation import Tool
 from microscale.text.output import ChatOutput
 
 KNOWN = {"type", "properties", "required", "additionalProperties", "items", "enum", "description", "title"}
@@ -68,7 +69,7 @@ class ModelAnswer:
     """What was wrong with its form."""
 
 
-def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> ModelAnswer:
+def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[Tool]) -> ModelAnswer:
     """What the ids of a completion, an end token included, say."""
     output = ChatOutput(chat_format.parser(tools))
     deltas = [delta for delta in (output.feed(token_ids), output.finish()) if delta is not None]

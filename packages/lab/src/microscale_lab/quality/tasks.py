@@ -47,8 +47,8 @@ class HeldOutTask:
     check: Mapping[str, Any]
 
     @property
-    def tools(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.options.tools)
+    def tools(self) -> tuple[Tool, ...]:
+        return self.options.tools
 
 
 def load_tasks(path: Path, per_task: int | None = None) -> list[HeldOutTask]:
