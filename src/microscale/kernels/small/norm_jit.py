@@ -6,12 +6,10 @@
 import triton
 import triton.language as tl
 
-from microscale.kernels.moe.routing_jit import NEVER
+from microscale.kernels.moe.routing_jit import NEVER, choose
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
-
-RANKED_AT_ONCE: tl.constexpr = tl.constexpr(128)
 
 
 @triton.jit
@@ -75,33 +73,21 @@ def _normed_both(x, other, width, epsilon):
 
 
 @triton.jit
-def _ranked(logits_ptr, expert, num_experts):
-    """Logits, and keys in their order: above the negated index stand the float's bits as an integer."""
-    real = expert < num_experts
-    x = tl.load(logits_ptr + expert, mask=real, other=0.0)
-    x = tl.where(x == 0.0, 0.0, x)  # -0.0 ties with 0.0
-    bits = tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
-    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (0x7FFFFFFF - expert).to(tl.int64)
-    return x, tl.where(real, key, NEVER)
-
-
-@triton.jit
 def _choose_ranked(logits_ptr, scale, ids_ptr, weights_ptr, num_experts, TOP_K: tl.constexpr, E_PAD: tl.constexpr):
     """``routing_jit.choose`` for one token, whose experts' factors ``scale [E_PAD]`` are here already.
 
     An expert's place is the number of experts above it. Counted for all at once that is one reduction, where TOP_K
-    maxima one after the other are TOP_K. Beyond RANKED_AT_ONCE experts, the comparisons would not fit in registers.
+    maxima one after the other are TOP_K.
     """
     expert = tl.arange(0, E_PAD)
     real = expert < num_experts
-    x, key = _ranked(logits_ptr, expert, num_experts)
-    if E_PAD <= RANKED_AT_ONCE:
-        place = tl.sum((key[:, None] > key[None, :]).to(tl.int32), axis=0)
-    else:
-        place = tl.zeros([E_PAD], tl.int32)
-        for first in tl.static_range(0, E_PAD, RANKED_AT_ONCE // 2):
-            _, others = _ranked(logits_ptr, first + tl.arange(0, RANKED_AT_ONCE // 2), num_experts)
-            place += tl.sum((others[:, None] > key[None, :]).to(tl.int32), axis=0)
+    x = tl.load(logits_ptr + expert, mask=real, other=0.0)
+    x = tl.where(x == 0.0, 0.0, x)  # -0.0 ties with 0.0
+    bits = tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
+    # Above the negated index stand the float's bits as an integer of the same order.
+    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (0x7FFFFFFF - expert).to(tl.int64)
+    key = tl.where(real, key, NEVER)
+    place = tl.sum((key[:, None] > key[None, :]).to(tl.int32), axis=0)
     chosen = real & (place < TOP_K)
     largest = tl.sum(tl.where(place == 0, x, 0.0), axis=0)
     p = tl.where(chosen, tl.exp(x - largest), 0.0)
@@ -268,7 +254,7 @@ def add_norm_route(
     x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
     counters_ptr, epsilon, width, num_experts, stride_x, stride_residual,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr, BIAS: tl.constexpr,
-    ALWAYS: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    ALWAYS: tl.constexpr, K_PAD: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). Sum, norm, router and top-k of few tokens in one launch. ALWAYS: the last
     expert has the last of the TOP_K slots, by the sigmoid of its logit; E_PAD holds the others.
@@ -306,12 +292,14 @@ def add_norm_route(
     if finished == tl.num_programs(1) - 1:
         tl.store(counters_ptr + token, 0)
         chosen = token * TOP_K
-        one = tl.full([E_PAD], 1.0, tl.float32)
-        logits_ptr += token * num_experts
-        _choose_ranked(
-            logits_ptr, one, ids_ptr + chosen, weights_ptr + chosen, num_experts - ALWAYS, TOP_K - ALWAYS, E_PAD
-        )
-        if ALWAYS:
-            last = tl.load(logits_ptr + num_experts - 1)
-            tl.store(ids_ptr + chosen + TOP_K - 1, num_experts - 1)
-            tl.store(weights_ptr + chosen + TOP_K - 1, tl.sigmoid(last))
+        if ALWAYS:  # so many experts that all comparisons at once would not fit in registers
+            row = tl.program_id(0) + tl.arange(0, 1)
+            choose(
+                logits_ptr, logits_ptr, ids_ptr, weights_ptr, row, tl.num_programs(0), num_experts - 1, num_experts,
+                TOP_K, K_PAD, E_PAD, False, True,
+            )  # fmt: skip
+        else:
+            one = tl.full([E_PAD], 1.0, tl.float32)
+            _choose_ranked(
+                logits_ptr + token * num_experts, one, ids_ptr + chosen, weights_ptr + chosen, num_experts, TOP_K, E_PAD
+            )

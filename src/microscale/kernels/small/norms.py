@@ -215,7 +215,7 @@ def _route_fused(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     constants = router_constants(block, e_pad, top_k)
-    constants |= {"BIAS": router.bias is not None, "ALWAYS": router.always}
+    constants |= {"BIAS": router.bias is not None, "ALWAYS": router.always, "K_PAD": next_power_of_2(top_k)}
     bias = router.weight if router.bias is None else router.bias  # not read where there is none
     arguments = (
         x, residual, norm_weight, router.weight, bias, total, normed, logits, ids, weights,
