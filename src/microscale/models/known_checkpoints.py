@@ -22,17 +22,21 @@ PUBLISHED = {
     "gemma-4-26b-a4b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4",
     "gemma-4-26b-a4b-it-nvfp4": "RedHatAI/gemma-4-26B-A4B-it-NVFP4",
     "gpt-oss-20b-bf16": "unsloth/gpt-oss-20b-BF16",
+    "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
+    "qwen3.6-35b-a3b-nvfp4": "nvidia/Qwen3.6-35B-A3B-NVFP4",
+    "qwen3.6-35b-a3b-fp8": "Qwen/Qwen3.6-35B-A3B-FP8",
 }
 """Preset → the hub id of its checkpoint."""
-_PUBLISHED_IN_BF16 = {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
+_PUBLISHED_IN_BF16 = {"gemma-4-26b-a4b", "qwen3-30b-a3b", "qwen3.6-35b-a3b"}
 """Presets in MXFP8, which only quantisation gives."""
 GGUF = ".gguf"
-RUNS = "Microscale runs gpt-oss, Gemma 4 26B-A4B and Qwen3-MoE"
+RUNS = "Microscale runs gpt-oss, Gemma 4 26B-A4B, Qwen3-MoE and Qwen3.6-35B-A3B"
 _ALIKE = {
     "gpt-oss-20b": re.compile(r"gpt-?oss.*(?<!1)20b"),
     "gpt-oss-120b": re.compile(r"gpt-?oss.*120b"),
     "gemma-4-26b-a4b": re.compile(r"gemma-?4.*26b"),
     "qwen3-30b-a3b": re.compile(r"qwen3-?30b"),
+    "qwen3.6-35b-a3b": re.compile(r"qwen3\.[56]-?35b"),
 }
 _PRESET_OF = {hub_id.lower(): preset for preset, hub_id in PUBLISHED.items()}
 READ_FORMATS = "BF16, FP8, MXFP8, MXFP4 and NVFP4"
