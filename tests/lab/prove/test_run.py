@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -26,9 +27,9 @@ from microscale_lab.cases.small import SmallCase
 from microscale_lab.prove import inventory
 from microscale_lab.prove.bridge import proof_kernel
 from microscale_lab.prove.command import run_cases
-from microscale_lab.prove.execute import execute
+from microscale_lab.prove.execute import execute, run_case
 from microscale_lab.prove.executed_report import KEYS, RunRow, print_end, print_rows, rows_of
-from microscale_lab.prove.selection import CPU, NOT_NEEDED, Selection, rehearse, select, shorten
+from microscale_lab.prove.selection import CPU, NOT_NEEDED, CaseOnCard, Selection, rehearse, select, shorten
 from ptxproof import cache as ptx_cache
 from ptxproof.compiler import compile_to_ptx
 from ptxproof.targets import SAME_PTX
@@ -180,8 +181,15 @@ def test_wrong_numbers_fail_the_case(tmp_path: Path) -> None:
     assert re.search(r"runs of 0: y: the worst error is \S+ \(allowed \S+\), the RMS error", str(row.reason))
 
 
+def test_a_case_that_compares_nothing_fails() -> None:
+    case = small_case("gated")
+    assert isinstance(case, SmallCase)
+    silent = replace(case, build=lambda ops, gpu, device: lambda: iter(()))
+    assert run_case(CaseOnCard(silent, known("gb10"), ()), CPU).fault == "the case compares nothing"
+
+
 def test_a_race_fails_the_case_though_the_numbers_are_right(tmp_path: Path) -> None:
-    case = next(case for case in cases_of("moe", ExpertsCase) if case.name == "mxfp4, one token")
+    case = next(case for case in cases_of("moe", ExpertsCase) if case.name.startswith("mxfp4, one token"))
     _, (row,) = executed(["gb10"], [case], tmp_path, edit=without_its_barriers)
     assert not row.ok
     assert "with no barrier between" in str(row.reason)

@@ -21,7 +21,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations
 from microscale.planning import registry
 from microscale.planning.paths import PathList, path_of
-from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, just_written
+from microscale_lab.cases.case import Compared, Finish, KernelCase, OracleCase, compare, just_written, same
 from microscale_lab.cases.errors import Errors, rms_step, spread, step
 
 Batch = tuple[AttentionSpec, Tensor, PagedKv, AttentionBatch]
@@ -54,7 +54,8 @@ SHAPES: list[Shape] = [
     (8, 1, 64, 20, 16, [(20 + n, 1) for n in range(64)]),  # a window that begins at every place of a block
     (8, 1, 64, None, 16, [(2600, 1), (0, 20)]),  # splits next to a prompt
     # 512 query rows of a KV head and more: FP8 keys and values are copied to bf16 first.
-    (32, 2, 64, None, 16, [(20, 33)]),
+    (32, 2, 64, None, 16, [(32, 33)]),  # one position behind a block of the copy
+    (16, 1, 64, None, 16, [(15, 33)]),  # and the table's last page is full
     (16, 1, 64, 20, 32, [(100, 40), (0, 0), (300, 1), (65, 4)]),
     (16, 1, 64, None, 16, [(0, 32), (2600, 1)]),
     (16, 1, 64, None, 64, [(600, 1), (70, 34)]),
@@ -197,19 +198,34 @@ class AttentionKernelCase(OracleCase):
         return AttentionSpec(*sizes, batch=batch)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
-        spec, q, kv, batch = make_batch(self.shape, self.fp8, device, verify=self.verify)
-        if self.far:
-            kv, batch = far_pages(kv, batch)
+        spec, q, kv, batch = self.make(device)
         spec = replace(spec, batch=BatchShape.of(kv, batch))
         sinks = make_sinks(spec.num_heads, self.sink, device)
         just_written(q)
         y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_of(self.entry, PathList.RUN, spec, gpu))
 
-        def finish() -> Iterator[Compared]:
-            want = attention(q, kv, batch, spec, sinks)
-            yield compare("y", y, want, attention_bound(want, alone=self.sink in (None, 0.5) and not self.large))
+        return lambda: self.hold(y, attention(q, kv, batch, spec, sinks))
 
-        return finish
+    def make(self, device: str) -> Batch:
+        spec, q, kv, batch = make_batch(self.shape, self.fp8, device, verify=self.verify)
+        return (spec, q, *far_pages(kv, batch)) if self.far else (spec, q, kv, batch)
+
+    def hold(self, y: Tensor, want: Tensor) -> Iterator[Compared]:
+        yield compare("y", y, want, attention_bound(want, alone=self.sink in (None, 0.5) and not self.large))
+
+
+@dataclass(frozen=True)
+class EqualKeysCase(AttentionKernelCase):
+    """All keys weigh the same, values are whole numbers, and there are a power of two of them: every sum is exact, and
+    nothing is rounded before the answer."""
+
+    def make(self, device: str) -> Batch:
+        spec, q, kv, batch = super().make(device)
+        whole = replace(kv, v=(kv.v * 40).round().clamp(-127, 127))
+        return spec, torch.zeros_like(q), whole, batch
+
+    def hold(self, y: Tensor, want: Tensor) -> Iterator[Compared]:
+        yield same("y", y, want.bfloat16())
 
 
 def name_of(shape: Shape, fp8: bool, sink: float | None) -> str:
@@ -232,6 +248,8 @@ def cases() -> Iterator[KernelCase]:
         for fp8 in (False, True):
             name = f"{name_of(shape, fp8, 0.0)}, in pages behind 2**31 numbers"
             yield AttentionKernelCase(name, shape, fp8, 0.0, far=True)
+    shape = (8, 1, 64, None, 64, [(2047, 1), (511, 1), (255, 1)])
+    yield EqualKeysCase(f"{name_of(shape, False, None)}, equal keys", shape, False, None)
     for shape in (*DRAFTED, *LARGE_DRAFTED):
         for fp8 in (False, True):
             large = shape in LARGE_DRAFTED

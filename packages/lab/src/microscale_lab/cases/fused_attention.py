@@ -80,6 +80,7 @@ VERIFY: list[Shape] = [
     (16, 2, 64, 3, 16, [(0, 4)]),
     (8, 1, 64, None, 64, [(2600, 4), (90, 3)]),  # splits that have a launch for their sum
     (8, 1, 64, None, 32, [(1900, 2), (511, 2)]),  # and splits that the last program adds up
+    (8, 1, 64, None, 32, [(1900, 3), (511, 2)]),  # the same of two blocks of rows, of which one is not whole
     (16, 1, 64, 20, 16, [(10, 2), (25, 1)]),  # 16 heads in a group
     (4, 2, 64, 40, 16, [(70, 15), (30, 9)]),  # two
     (2, 2, 64, None, 16, [(20, 20), (150, 7)]),  # one; more tokens than the least tile of new keys has

@@ -310,6 +310,39 @@ def _top(device: str) -> tuple[Tensor, SamplingBatch]:
     return torch.where(x > 5, 5.0, x), make_batch(3, device, temperature=1.0, top_logprobs=20)  # many equal largest
 
 
+def _top_of_low(device: str) -> tuple[Tensor, SamplingBatch]:
+    """Rows that differ in size, all far below the zeros of places that are not there. Few blocks have a likeliest."""
+    x = random_logits(3, 20000, device) - torch.tensor([100.0, 200.0, 150.0], device=device)[:, None]
+    return x, make_batch(3, device, top_logprobs=2)
+
+
+def _on_levels(device: str) -> tuple[Tensor, SamplingBatch]:
+    """25 temperatures are 32, so that the search's first threshold is 2 below the maximum, where 20 tokens are."""
+    x = torch.tensor([0.0] + [-2.0] * 20 + [-3.0] * 27)
+    order = torch.rand(2, 48, generator=torch.Generator().manual_seed(0)).argsort(1)
+    return x[order].to(device), make_batch(2, device, temperature=1.28, top_k=[26, 30])
+
+
+def _longer_list(device: str) -> tuple[Tensor, SamplingBatch]:
+    """One token more than a part of the list holds, and it is the largest. With a third token, u of 0.43 draws that."""
+    x = torch.ones(1, 4097)
+    x[:, 4096] += 2.0**-23
+    return x.to(device), make_batch(1, device, seed=2, temperature=1.0, top_k=2)
+
+
+def _at_borders(device: str) -> tuple[Tensor, SamplingBatch]:
+    """What is drawn is exactly the weight of the first block, so that the second block's first token is next. The
+    weights are powers of two that add up to 2**38."""
+    batch = make_batch(4, device, temperature=1 / math.log(2))
+    x = torch.full((4, 4160), -math.inf)
+    for row in range(4):
+        first = reference.philox(int(batch.seed[row]), int(batch.position[row])) >> 26
+        for begin, weight in ((0, first), (4096, 2**38 - first)):
+            falls = [0.0] * (weight >> 36) + [bit - 36.0 for bit in range(35, -1, -1) if weight >> bit & 1]
+            x[row, begin : begin + len(falls)] = torch.tensor(falls)
+    return x.to(device), batch
+
+
 def cases() -> Iterator[KernelCase]:
     for setup in (*SETUPS, *LARGE):
         title = "greedy" if not setup.params else "filtered" if {"top_k", "top_p"} & set(setup.params) else "drawn"
@@ -322,5 +355,9 @@ def cases() -> Iterator[KernelCase]:
     yield SamplingCase("rows 2**30 apart, likeliest", "top log-probabilities", SamplingSpec(5000, 3), _far_top)
     yield SamplingCase("masks", "masks", SamplingSpec(4111, 4), _masked)
     yield SamplingCase("penalties, biases and masks", "penalties", SamplingSpec(5003, 5), _penalised)
+    yield SamplingCase("logits on the thresholds", "filtered", SamplingSpec(48, 2), _on_levels)
+    yield SamplingCase("a list longer than its parts", "filtered", SamplingSpec(4097, 1), _longer_list)
+    yield SamplingCase("draws at the border of two blocks", "drawn", SamplingSpec(4160, 4), _at_borders)
+    yield SamplingCase("2 likeliest of low logits", "top log-probabilities", SamplingSpec(20000, 3), _top_of_low)
     yield SamplingCase("20 likeliest of many equals", "top log-probabilities", SamplingSpec(20000, 3), _top)
     yield ScoreCase("given tokens", "given tokens", SamplingSpec(20000, 3), _top)

@@ -180,7 +180,9 @@ def run_case(unit: CaseOnCard, device: str) -> Outcome:
         return Outcome(fault=str(error))
     except Exception as error:  # a kernel may break anything, and each way is the finding
         return Outcome(fault=f"{type(error).__name__}: {error}")
+    if not compared:
+        return Outcome(fault="the case compares nothing")
     fault = next((part.fault for part in compared if part.fault is not None), None)
-    worst = max((part.found.worst for part in compared), default=0.0)
-    rms = max((part.found.rms for part in compared), default=0.0)
+    worst = max(part.found.worst for part in compared)
+    rms = max(part.found.rms for part in compared)
     return Outcome(worst, rms, fault)
