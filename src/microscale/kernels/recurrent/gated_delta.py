@@ -2,7 +2,8 @@
 
 Sequences with few new tokens run them one after the other (``gated_delta_jit``), the others in chunks (``chunks_jit``).
 Both leave the other's sequences alone, so a step that mixes them takes both ways, and a sequence that decodes gets the
-same numbers next to a prompt as without one. Grids follow from sizes that the host knows; lengths are read on the device.
+same numbers next to a prompt as without one. Grids follow from sizes that the host knows; lengths are read on the
+device.
 """
 
 from __future__ import annotations
