@@ -163,13 +163,9 @@ def run_tokens(
         k, gate = tl.split(k_and_z)
         q *= DIM**-0.5
 
-        # The answer of the new state is the old one's and q·k times what is added: both sums are of the old state, and
-        # neither waits for the other.
-        recalled = tl.sum(k[:, None] * state, axis=0)
-        answer = tl.sum(q[:, None] * state, axis=0)
-        error = beta * (v - kept * recalled)
-        answer = kept * answer + tl.sum(q * k) * error
+        error = beta * (v - kept * tl.sum(k[:, None] * state, axis=0))
         state = kept * state + k[:, None] * error[None, :]
+        answer = tl.sum(q[:, None] * state, axis=0)
         y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
         store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, None, PLAIN)
 
