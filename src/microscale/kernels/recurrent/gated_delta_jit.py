@@ -143,7 +143,6 @@ def run_tokens(
     taps = _load_taps(conv_ptr, channel, part < 3, TAPS)
     decay = tl.load(decay_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
-    norm = tl.load(norm_ptr + column).to(tl.float32)
     if PDL:
         let_next_begin_and_wait()
 
@@ -166,6 +165,8 @@ def run_tokens(
         error = beta * (v - kept * tl.sum(k[:, None] * state, axis=0))
         state = kept * state + k[:, None] * error[None, :]
         answer = tl.sum(q[:, None] * state, axis=0)
+        # Loaded here and not above: it would take the registers that keep ONE from spilling (SM 10.0 and 12.x).
+        norm = tl.load(norm_ptr + column).to(tl.float32)
         y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
         store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, None, PLAIN)
 
