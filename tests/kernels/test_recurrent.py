@@ -1,17 +1,57 @@
-"""The reference of the recurrent op: what transformers computes, however tokens are divided among steps."""
+"""The recurrent op: the reference is what transformers computes, however tokens are divided among steps; Triton is held
+against it under the interpreter."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
-from kernels.cases_recurrent import TINY, make_batch, make_cache, make_tokens, make_weights, spec_of
+from microscale import hardware
+from microscale.kernels.op import Activations
+from microscale.kernels.recurrent.gated_delta import TritonRecurrent
 from microscale.kernels.recurrent.reference import recurrent
-from microscale.kernels.recurrent.spec import RecurrentWeights, StateCache
+from microscale.kernels.recurrent.spec import RecurrentWeights, StateCache, StepShape
+from microscale.planning.paths import PathList, path_of
+from microscale_lab.cases.recurrent import QWEN36, TINY, make_batch, make_cache, make_tokens, make_weights, spec_of
+from support.interpreter import run_cases, thirds_and_all
+
+
+@pytest.mark.slow
+@thirds_and_all
+def test_triton_under_the_interpreter(which: str) -> None:
+    run_cases("cases_recurrent.py", which, beside=__file__)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"key_dim": 48, "value_dim": 48}, "48"),
+        ({"key_dim": 64}, "64 and 128"),
+        ({"taps": 6}, "not 6"),
+        ({"num_key_heads": 3}, "32 over 3"),
+        ({"activations": Activations.MXFP8}, "mxfp8"),
+        ({"step": StepShape(1, 6, verify=True)}, "5 drafts"),
+    ],
+)
+def test_triton_refuses_with_a_reason(change: dict[str, Any], word: str) -> None:
+    assert TritonRecurrent().supports(QWEN36, hardware.known("rtx5090")) is None
+    assert word in (TritonRecurrent().supports(replace(QWEN36, **change), hardware.known("rtx5090")) or "")
+    assert "CPU" in (TritonRecurrent().supports(QWEN36, hardware.cpu()) or "")
+
+
+def test_the_path_follows_from_the_step() -> None:
+    entry, gpu = TritonRecurrent(), hardware.known("h200")
+    shapes = StepShape(64, 1), StepShape(64, 4, verify=True), StepShape(1, 6), StepShape(2, 6)
+    specs = [replace(QWEN36, step=shape) for shape in shapes]
+    names = [path_of(entry, PathList.RUN, spec, gpu).name for spec in specs]
+    assert names == ["token by token", "token by token", "chunks", "chunks, others token by token"]
+    assert [entry.cost(spec, gpu).launches for spec in specs] == [1, 1, 3, 4]
 
 
 def run(

@@ -14,9 +14,9 @@ column. All three leave sequences of up to ``short_len`` new tokens alone.
 Operands of products are float16, whose 11 bits are those of TF32 at the rate and size of bf16. Against exact
 arithmetic (512 tokens, a head of 128) outputs are off by 5e-4 of their RMS and the state by 4e-4; with bf16 operands by
 4.4e-3 and 3.4e-3, where rounding an output to bf16 is 1.6e-3. With keys that are all nearly the same, the worst input
-that we tried, 2.6e-3 and 1.7e-3 against 2e-2 and 1e-2. Sums, gates, norms and the state from chunk to chunk are float32.
-q, k, T and q kᵀ are at most about 1. Values and the state have no bound, so they are held ``SMALLER`` than they are:
-then float16 reaches to a million, and what it loses at the low end is far below the epsilon of the norm.
+that we tried, 2.6e-3 and 1.7e-3 against 2e-2 and 1e-2. Sums, gates, norms and the state from chunk to chunk are in
+float32. q, k, T and q kᵀ are at most about 1. Values and the state have no bound, so they are held ``SMALLER`` than
+they are: then float16 reaches to a million, and what it loses at the low end is far below the epsilon of the norm.
 """
 
 # mypy: ignore-errors
@@ -33,8 +33,8 @@ SUBCHUNK = tl.constexpr(16)
 
 @triton.jit
 def _find_chunk(query_start_ptr, num_sequences, block, CHUNK: tl.constexpr):
-    """Sequence and first token, counted within it, of block ``block``: there are tokens // CHUNK + sequences of them, of
-    which some begin behind their sequence's end."""
+    """Sequence and first token, counted within it, of block ``block``. There are tokens // CHUNK + sequences blocks,
+    and some begin behind their sequence's end."""
     low = 0
     high = num_sequences
     while high - low > 1:
@@ -57,8 +57,8 @@ def _convolved(
     new_ptr, columns_ptr, conv_ptr, channel, token, count, first, stride, TAPS: tl.constexpr, RING: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Tokens ``token`` to ``token + CHUNK`` of a sequence, whose new ones are at ``new_ptr``, after convolution and SiLU
-    ``[CHUNK, channels]``; zeros behind its end."""
+    """Tokens ``token`` to ``token + CHUNK`` of a sequence, whose new ones are at ``new_ptr``, after convolution and
+    SiLU ``[CHUNK, channels]``; zeros behind its end."""
     at = token + tl.arange(0, CHUNK)
     total = tl.zeros([CHUNK, channel.shape[0]], tl.float32)
     for back in tl.static_range(TAPS):

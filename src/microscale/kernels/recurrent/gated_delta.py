@@ -2,7 +2,8 @@
 
 Sequences with few new tokens run them one after the other (``gated_delta_jit``), the others in chunks (``chunks_jit``).
 Both leave the other's sequences alone, so a step that mixes them takes both ways, and a sequence that decodes gets the
-same numbers next to a prompt as without one. Grids follow from sizes that the host knows; lengths are read on the device.
+same numbers next to a prompt as without one. Grids follow from sizes that the host knows; lengths are read on the
+device.
 """
 
 from __future__ import annotations
@@ -82,9 +83,12 @@ class _Call:
         )  # fmt: skip
         constants = self.layer() | self.convolution()
         constants |= {"ONE": one, "VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
-        # A state of 128 x 128 is 64 registers a thread of 8 warps. With 128 of them two programs run on an SM, and one
-        # reads while the other writes. A loop over tokens needs 200: with half the state a thread it has room.
-        options: dict[str, Any] = {"num_warps": 8 if one else 16, "maxnreg": 128}
+        # 64 numbers of the state a thread, which are 8 warps for 128 x 128. With 128 registers two programs run on an
+        # SM, and one reads while the other writes. A loop over tokens needs 200: with half the state a thread it has
+        # room. A thread has several rows of the state however small it is. With one, a product and the sum over threads
+        # would become one instruction, which rounds otherwise in each thread.
+        warps = max(1, self.spec.key_dim * self.spec.value_dim // 2048)
+        options: dict[str, Any] = {"num_warps": warps if one else 2 * warps, "maxnreg": 128}
         if pdl:
             options["launch_pdl"] = True
         grid = (self.spec.num_heads, batch.shape.sequences)

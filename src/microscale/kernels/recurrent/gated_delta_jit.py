@@ -1,11 +1,11 @@
 """The jit code of ``triton`` for sequences with few new tokens: convolution, norms, gates, state, output norm in one.
 
 A program has one value head of one sequence, and keeps its whole state in registers while it runs the tokens one after
-the other. Two things follow from that. The norm of the output, which needs the head's every column, costs no launch. And
-all that is older than the step (state, columns, weights) comes to registers *before* the program waits for the kernel
-before it (``pdl_jit``), so that of the state's way only the write is left: 64 KB a program for 128 x 128, about a
-microsecond. Columns split among four programs would write in a quarter of that, and need a launch or a round of atomics
-for the norm, which takes longer.
+the other. So the norm of the output, which needs the head's every column, costs no launch. And all that is older than
+the step (state, columns, weights) comes to registers *before* the program waits for the kernel before it
+(``pdl_jit``): of the state's way only the write is left, 64 KB a program for 128 x 128, about a microsecond where one
+sequence runs on 32 SMs. Four programs for a head would write in a quarter of that, but its norm would need another
+launch or a round of atomics, each of which takes as long as they save.
 
 The programs of a key head's value heads all read the columns of its q and k, and the first of them writes them. In
 place it writes those of new positions alone. With up to ``RING - (taps - 1)`` new tokens these are in other places of
@@ -106,9 +106,10 @@ def run_tokens(
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr,
     ONE: tl.constexpr, VERIFY: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (value heads, sequences). Sequences of more than ``short_len`` new tokens are left alone, and those of none.
+    """Grid: (value heads, sequences). Sequences of none or more than ``short_len`` new tokens are left alone.
 
-    ONE: of one token at most, without a loop. VERIFY: the state after each token has a slot, not only that after the last.
+    ONE: no sequence has more than one, and there is no loop. VERIFY: the state after each token has a slot, not only
+    that after the last.
     """
     head = tl.program_id(0)
     seq = tl.program_id(1)
@@ -122,8 +123,8 @@ def run_tokens(
     slot = tl.load(read_ptr + seq, mask=live, other=0).to(tl.int64)
 
     # q, k, v and z of the head, one after the other: z takes the same way as the others, with taps that leave it alone.
-    # They are in one vector because a vector of fewer channels than threads has no layout of its own in Triton: it gets
-    # that of the state's rows, where a thread has 16 channels with all their columns and taps (SM 9.0, Triton 3.7.1: 255
+    # They are in one vector because one of fewer channels than threads has no layout of its own in Triton: it gets that
+    # of the state's rows, where a thread has 16 channels with all their columns and taps (SM 9.0, Triton 3.7.1: 255
     # registers and 2440 bytes spilled).
     place = tl.arange(0, 4 * DIM)
     part = place // DIM
@@ -142,7 +143,6 @@ def run_tokens(
     taps = _load_taps(conv_ptr, channel, part < 3, TAPS)
     decay = tl.load(decay_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
-    norm = tl.load(norm_ptr + column).to(tl.float32)
     if PDL:
         let_next_begin_and_wait()
 
@@ -162,13 +162,11 @@ def run_tokens(
         k, gate = tl.split(k_and_z)
         q *= DIM**-0.5
 
-        # The answer of the new state is the old one's and q·k times what is added: both sums are of the old state, and
-        # neither waits for the other.
-        recalled = tl.sum(k[:, None] * state, axis=0)
-        answer = tl.sum(q[:, None] * state, axis=0)
-        error = beta * (v - kept * recalled)
-        answer = kept * answer + tl.sum(q * k) * error
+        error = beta * (v - kept * tl.sum(k[:, None] * state, axis=0))
         state = kept * state + k[:, None] * error[None, :]
+        answer = tl.sum(q[:, None] * state, axis=0)
+        # Loaded here and not above: it would take the registers that keep ONE from spilling (SM 10.0 and 12.x).
+        norm = tl.load(norm_ptr + column).to(tl.float32)
         y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
         store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, None, PLAIN)
 
