@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from transformers import Gemma4TextConfig
+from transformers import Gemma4TextConfig, Qwen3_5MoeTextConfig
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeTopKRouter
 
 from microscale import hardware
 from microscale.formats import decode
@@ -22,6 +23,7 @@ from microscale.kernels.small.reference import (
     add_norm_route,
     add_rms_norm,
     add_rms_norm_mxfp8,
+    gate_heads,
     gated,
     norm_add_norm,
     norm_add_norm_route,
@@ -276,3 +278,24 @@ def test_costs() -> None:
     parts = (cost.add_rms_norm, cost.rope_and_write_kv, cost.add_norm_route)
     assert cost.per_layer(spec) == sum(part(spec) for part in parts)
     assert ReferenceSmall().supports(spec, hardware.cpu()) is None
+
+
+def test_the_router_with_an_expert_that_always_runs_is_qwens_own() -> None:
+    """Softmax over the routed experts, top-k, renormalised; the shared one by the sigmoid of its own gate."""
+    torch.manual_seed(2)
+    config = Qwen3_5MoeTextConfig(hidden_size=64, num_experts=6, num_experts_per_tok=3)
+    router = Qwen3_5MoeTopKRouter(config).float()
+    torch.nn.init.normal_(router.weight)
+    x, gate = torch.randn(5, 64), torch.randn(1, 64)
+    with torch.no_grad():
+        _, weights, ids = router(x)
+        found = route(x @ torch.cat((router.weight, gate)).T, 4, always=True)
+    assert torch.equal(found.expert_ids[:, :3].long(), ids)
+    torch.testing.assert_close(found.weights[:, :3], weights)
+    assert found.expert_ids[:, 3].tolist() == [6] * 5
+    torch.testing.assert_close(found.weights[:, 3:], torch.sigmoid(x @ gate.T))
+
+
+def test_gates_of_heads() -> None:
+    attended, gates = torch.tensor([[[2.0, 4.0], [6.0, -8.0]]]), torch.tensor([[[0.0, 100.0], [-100.0, 0.0]]])
+    torch.testing.assert_close(gate_heads(attended, gates), torch.tensor([[1.0, 4.0, 0.0, -4.0]]))
