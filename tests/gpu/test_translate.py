@@ -13,6 +13,7 @@ from cases_translate import (  # noqa: F401
     test_every_fp8_byte_becomes_its_f16,
     test_every_scale_byte,
     test_extremes_of_three,
+    test_f16_in_float32_sums,
     test_float32_to_e4m3,
     test_fp8_mma,
     test_pairs_of_float32,

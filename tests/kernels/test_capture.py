@@ -23,6 +23,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec, Parts
 from microscale.kernels.op import Activations, Implementation, torch_dtype
+from microscale.kernels.recurrent.spec import RecurrentOp, RecurrentSpec
 from microscale.kernels.small.spec import HeadNorms, NormAddNorm, RopeTable, Router, SmallOps, SmallSpec
 from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import PRESETS, build_model, open_weights
@@ -32,10 +33,11 @@ from microscale.planning import registry
 from microscale.planning.bound import Small
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Embedding, Ops, Preference
-from microscale.planning.paths import PathList, ask
+from microscale.planning.paths import PathList, ask, path_of
 from microscale.planning.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.planning.precision import PRECISIONS
 from microscale_lab.calls import bind_small, run_attention, run_dense, run_logits, run_moe
+from microscale_lab.cases import recurrent
 from microscale_lab.cases.experts import ExpertsInput, make_routing, make_weights
 from support.capture import HostRead, NoHostReads, check_capturable
 
@@ -46,7 +48,7 @@ CAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturable 
 ROWS = [1, 5, 70]
 Call = Callable[[], object]
 Weight = torch.Tensor | ChannelScaled | BlockScaled
-Spec = DenseSpec | MoeSpec | AttentionSpec | SmallSpec
+Spec = DenseSpec | MoeSpec | AttentionSpec | RecurrentSpec | SmallSpec
 
 
 def of_op(op: str) -> list[pytest.ParameterSet]:
@@ -125,6 +127,26 @@ def test_attention(entry: AttentionOp, rows: int) -> None:
             q, sinks = torch.randn(rows, 8, 64).to(DEVICE, dtype), torch.zeros(8, device=DEVICE).to(dtype)
             batch = AttentionBatch(starts, lens, table, 1)
             check_capturable(partial(run_attention, entry, spec, gpu, q, PagedKv(k, v), batch, sinks))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("entry", of_op("recurrent"))
+def test_recurrent(entry: RecurrentOp, rows: int) -> None:
+    """One token of each sequence, and prompts of so many."""
+    base = RecurrentSpec(1, 2, 32, 32, 4, Activations.BF16, tokens=rows)
+    for spec, gpu in runnable(entry, base):
+        assert isinstance(spec, RecurrentSpec)
+        weights, cache = (
+            recurrent.make_weights(spec, device=DEVICE),
+            recurrent.make_cache(spec, rows, device=DEVICE),
+        )
+        tokens = recurrent.make_tokens(spec, rows, device=DEVICE)
+        for counts in ([1] * rows, [rows]):
+            slots = range(len(counts))
+            batch = recurrent.make_batch([3] * len(counts), counts, slots, [[slot] for slot in slots], DEVICE)
+            asked = recurrent.spec_of(spec, batch, rows)
+            path = path_of(entry, PathList.RUN, asked, gpu)
+            check_capturable(partial(entry.run, asked, gpu, *tokens, weights, cache, batch, path))
 
 
 def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
@@ -209,7 +231,7 @@ def test_embeddings(fmt: str) -> None:
 
 def test_every_op_of_a_step_is_here() -> None:
     """An implementation that claims to be capturable in an op without a test above would be believed unseen."""
-    assert {entry.op for entry in CAPTURABLE} == {"dense", "moe", "attention", "small"}
+    assert {entry.op for entry in CAPTURABLE} == {"dense", "moe", "attention", "recurrent", "small"}
 
 
 UNCAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturable is not None]
@@ -240,7 +262,7 @@ def test_attention_that_says_so_reads_on_the_host(entry: AttentionOp) -> None:
 
 def test_all_others_say_why() -> None:
     """Experts and attention are seen to read above; sampling is never captured."""
-    assert {entry.op for entry in UNCAPTURABLE} == {"moe", "attention", "sampling"}
+    assert {entry.op for entry in UNCAPTURABLE} == {"moe", "attention", "recurrent", "sampling"}
     assert all(entry.uncapturable != Implementation.uncapturable for entry in UNCAPTURABLE)
 
 

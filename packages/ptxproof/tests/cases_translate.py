@@ -156,6 +156,24 @@ def test_bf16_in_float32_sums(sm: int, ways: Ways) -> None:
         assert same(got, wanted)
 
 
+@pytest.mark.parametrize("sm", SMS)
+def test_f16_in_float32_sums(sm: int, ways: Ways) -> None:
+    """Also where a subnormal of the one is an ordinary number of the other."""
+    wide = special_floats(1)[::-1].copy()
+    words = np.concatenate([special_floats(2) >> 16, wide], 1)
+    values = (words[:, :2].astype(np.uint16)).view(np.float16).astype(np.float32)
+    body = (
+        "mov.b32 {%h0, %h2}, %i0; mov.b32 {%h1, %h2}, %i1; add.rn.f32.f16 %o0, %h0, %i2; "
+        "sub.rn.f32.f16 %o1, %h0, %i2; fma.rn.f32.f16 %o2, %h0, %h1, %i2;"
+    )
+    last = floats(wide)[:, 0]
+    with np.errstate(all="ignore"):
+        fused = np.array([exact_fma(*map(float, (values[at, 0], values[at, 1], last[at]))) for at in LANES])
+        wanted = np.stack([values[:, 0] + last, values[:, 0] - last, fused], 1)
+    for got in ways.both(body, words, 3, sm):
+        assert same(got, wanted)
+
+
 def to_bf16(values: Array) -> Array:
     bits = values.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16

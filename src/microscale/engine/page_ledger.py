@@ -111,7 +111,7 @@ class PageLedger:
     def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:
         keys = request.keys.of(tokens, end)
         for index in range(begin, end):
-            for pool in self._pools.values():
+            for pool in self._paged:
                 pool.publish(request.request_id, index, keys[index])
 
     def release(self, request: Request) -> None:

@@ -38,7 +38,7 @@ _FORMS: tuple[tuple[Any, ...], ...] = (
     ("FP8 to f16", r"cvt\.rn(\.relu)?\.f16x2\.e(4m3|5m2)x2", _ADA_ON),
     ("float32 to FP8", r"cvt\.rn\.satfinite(\.relu)?\.e(4m3|5m2)x2\.f32", _ADA_ON),
     ("pairs of float32", r"(add|sub|mul|fma)(\.rn|\.rz|\.rm|\.rp)?(\.ftz)?\.f32x2", _BLACKWELL),
-    ("float32 and bf16 in one sum", r"(add|sub|fma)(\.rn)?(\.sat)?\.f32\.bf16", _BLACKWELL),
+    ("float32 and a narrower number in one sum", r"(add|sub|fma)(\.rn)?(\.sat)?\.f32\.b?f16", _BLACKWELL),
     ("max or min of three", r"(max|min)(\.ftz)?(\.NaN)?(\.abs)?\.f32", _BLACKWELL, 4),
     ("sums and products of bf16", r"(add|sub|mul)(\.rn)?\.bf16(x2)?", _HOPPER_ON),
     ("comparison of bf16", r"setp\.\w+(\.\w+)?\.bf16", _HOPPER_ON),

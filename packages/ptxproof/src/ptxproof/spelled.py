@@ -30,12 +30,17 @@ def packed_float32(instruction: PtxInstruction) -> list[str]:
 
 
 def mixed_sum(instruction: PtxInstruction) -> list[str]:
-    """``add.rn.f32.bf16 d, a, c``, ``fma.rn.f32.bf16 d, a, b, c``: all but the last are bf16, which float32 holds."""
+    """``add.rn.f32.bf16 d, a, c``, ``fma.rn.f32.f16 d, a, b, c``: all but the last are narrow, which float32 holds."""
     result, *narrow, last = instruction.operands
-    lines = [f".reg .b32 %sx<{len(narrow)}>;", ".reg .b16 %szero;", "mov.b16 %szero, 0;"]
-    lines += [f"mov.b32 %sx{at}, {{%szero, {source}}};" for at, source in enumerate(narrow)]
+    opcode, _, kind = instruction.opcode.rpartition(".")
+    lines = [f".reg .b32 %sx<{len(narrow)}>;"]
+    if kind == "f16":
+        lines += [f"cvt.f32.f16 %sx{at}, {source};" for at, source in enumerate(narrow)]
+    else:
+        lines += [".reg .b16 %szero;", "mov.b16 %szero, 0;"]
+        lines += [f"mov.b32 %sx{at}, {{%szero, {source}}};" for at, source in enumerate(narrow)]
     names = ", ".join(f"%sx{at}" for at in range(len(narrow)))
-    return [*lines, f"{instruction.opcode.removesuffix('.bf16')} {result}, {names}, {last};"]
+    return [*lines, f"{opcode} {result}, {names}, {last};"]
 
 
 def of_three(instruction: PtxInstruction) -> list[str]:

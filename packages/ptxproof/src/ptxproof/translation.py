@@ -24,7 +24,7 @@ SPELLINGS: dict[str, spelled.Spelling] = {
     "FP8 to f16": spelled.fp8_to_f16,
     "float32 to FP8": spelled.float32_to_e4m3,
     "pairs of float32": spelled.packed_float32,
-    "float32 and bf16 in one sum": spelled.mixed_sum,
+    "float32 and a narrower number in one sum": spelled.mixed_sum,
     "max or min of three": spelled.of_three,
     "sums and products of bf16": spelled.bf16_arithmetic,
     "comparison of bf16": spelled.bf16_comparison,

@@ -15,6 +15,7 @@ from microscale_lab.cases import (
     fused_attention,
     head_passes,
     moe,
+    recurrent,
     routing,
     sampling,
     small,
@@ -23,7 +24,19 @@ from microscale_lab.cases.case import Compared, KernelCase
 
 __all__ = ["Compared", "KernelCase", "all_cases"]
 
-_TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, drafts)
+_TABLES = (
+    moe,
+    routing,
+    dense,
+    dense_from_sum,
+    attention,
+    fused_attention,
+    small,
+    head_passes,
+    recurrent,
+    sampling,
+    drafts,
+)
 
 
 @cache

@@ -196,7 +196,6 @@ def cases() -> Iterator[RecurrentCase]:
     for count in (6, 63, 64, 65, 128):
         yield RecurrentCase(f"{count} tokens after others", bf16, (3,), (count,), (1,), ((0,),))
     yield RecurrentCase("a sequence's second token", bf16, (1, 2), (1, 6), (0, 1), ((0,), (1,)))
-    yield RecurrentCase("padding shares a slot", TINY, (4, 3, 3), (1, 1, 1), (1, 0, 0), ((1,), (0,), (0,)))
     yield RecurrentCase("keys alike", WIDE, (0,), (192,), (0,), ((0,),), equal_keys=True)
     slots = tuple(range(64))
     yield RecurrentCase("64 sequences", QWEN36, (100,) * 64, (1,) * 64, slots, _apart(64), large=True)

@@ -28,8 +28,8 @@ def build_sum(ops: Operands, instruction: PtxInstruction) -> Step:
     target, *sources = instruction.operands
     if kind in _PACKED:
         return _packed(ops, instruction, _SIMPLE[name], kind)
-    if kind == "bf16" and "f32" in parts:  # all but the last are bf16
-        reads = [ops.typed(source, "bf16") for source in sources[:-1]]
+    if kind in ("bf16", "f16") and "f32" in parts:  # all but the last are narrow
+        reads = [ops.typed(source, kind) for source in sources[:-1]]
         return elementwise(ops.write(target, "f32"), _SIMPLE[name], *reads, ops.typed(sources[-1], "f32"))
     if "cc" in parts or name in ("addc", "madc"):
         return _with_carry(ops, instruction)
