@@ -42,9 +42,13 @@ def prompts() -> list[list[int]]:
     return [[chooser.randrange(256) for _ in range(length)] for length in (1, 2, 3, 33, 60, 5, 17)]
 
 
-def engine_of(model: AnyModel, pages: int = 400, *, fill: bool = False, seqs: int = 8, budget: int = 512) -> Engine:
-    limits = Limits(model.page_size, model.config.sliding_window, seqs, budget, max_model_len=256)
-    return assemble(model, limits, dict.fromkeys(PAGED, pages), fill_up_prompts=fill)
+def engine_of(
+    model: AnyModel, pages: int = 400, *, fill: bool = False, seqs: int = 8, budget: int = 512, slots: int = 0,
+    caching: bool = True,
+) -> Engine:  # fmt: skip
+    limits = Limits(model.page_size, model.config.sliding_window, seqs, budget, 512, prefix_caching=caching)
+    counts = dict.fromkeys(PAGED, pages) | {LayerKind.LINEAR: slots or seqs}
+    return assemble(model, limits, counts, fill_up_prompts=fill)
 
 
 def requests() -> list[Request]:
@@ -66,7 +70,7 @@ def finish(engine: Engine, asked: list[Request]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(models: dict[int, AnyModel]) -> list[list[int]]:
-    return finish(engine_of(models[16], seqs=1), requests())
+    return finish(engine_of(models[16], seqs=1, caching=False), requests())
 
 
 @pytest.mark.parametrize("size", [4, 16])
@@ -106,6 +110,71 @@ def test_requests_that_come_and_go(models: dict[int, AnyModel], alone: list[list
         engine.check()
     for at, request in asked.values():
         assert request.tokens[request.num_prompt :] == alone[at]
+
+
+def turns() -> list[list[int]]:
+    """Prompts of a conversation: each repeats the one before up to its end, and goes on."""
+    chooser = random.Random(7)
+    found = [[chooser.randrange(256) for _ in range(90)]]
+    for _ in range(3):
+        found.append(found[-1][:-5] + [chooser.randrange(256) for _ in range(80)])
+    return found
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("budget", [48, 512])
+def test_a_conversation_finds_its_states(models: dict[int, AnyModel], size: int, budget: int) -> None:
+    """Each turn begins where the one before had its state kept, and says what it says without the cache."""
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    prompts = turns()
+    wanted = finish(
+        engine_of(models[16], seqs=1, caching=False), [Request(str(n), p, params) for n, p in enumerate(prompts)]
+    )
+    engine = engine_of(models[size], budget=budget, seqs=3, slots=8)
+    found, cached = [], []
+    for number, prompt in enumerate(prompts):
+        request = Request(str(number), prompt, params)
+        found += finish(engine, [request])
+        cached.append(request.num_cached)
+    assert found == wanted
+    if budget == 512:
+        assert cached == [0, *((len(prompt) - 8) // size * size for prompt in prompts[:-1])]
+
+
+@pytest.fixture(scope="module")
+def turns_alone(models: dict[int, AnyModel]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    prompts = [*turns(), *([*turn, 3, 5] for turn in turns()[:3])]
+    asked = [Request(str(number), prompt, params) for number, prompt in enumerate(prompts)]
+    return finish(engine_of(models[16], seqs=1, caching=False), asked)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shared_states_under_pressure(models: dict[int, AnyModel], turns_alone: list[list[int]], seed: int) -> None:
+    """Requests that share prefixes, come together, are preempted and aborted, with as many slots as may run and few
+    more: a state that is found may be evicted, written again by its only owner, or read by several in one step."""
+    chooser = random.Random(seed)
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    prompts = [*turns(), *([*turn, 3, 5] for turn in turns()[:3])]
+    pages, budget = chooser.choice([200, 400]), chooser.choice([70, 512])
+    engine = engine_of(models[4], pages=pages, seqs=3, slots=4 + seed, budget=budget)
+    asked: dict[str, tuple[int, Request]] = {}
+    for turn in range(14):
+        at = chooser.randrange(len(prompts))
+        request = Request(f"r{turn}", prompts[at], params)
+        engine.submit(request)
+        asked[request.request_id] = at, request
+        for _ in range(chooser.randrange(12)):
+            engine.step()
+            engine.check()
+        if chooser.random() < 0.2 and engine.abort(gone := chooser.choice(list(asked))):
+            del asked[gone]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    for at, request in asked.values():
+        assert request.tokens[request.num_prompt :] == turns_alone[at]
+    assert engine.stats().prefix_hits > 0
 
 
 def test_another_sequences_states_show(models: dict[int, AnyModel], alone: list[list[int]]) -> None:

@@ -16,6 +16,13 @@ them. Only full pages of accepted tokens are published, so that others can share
 so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool looks as
 if there had never been a draft.
 
+Layers with states have *slots*: one a sequence, with the state after its computed tokens. A step of a prompt ends
+``KEPT_BEFORE_END`` tokens or more before the prompt's end, at the end of a page, and the slot with the state there is
+published under that page's key. It is never written again: the next step reads it and writes another slot, as does the
+first step of a request that has found it.
+
+    slots          | read | write |          else the step reads and writes its one slot
+
 A step that is launched before the one with drafts is read begins somewhere after the next token. It holds pages for the
 case that all drafts are accepted; when their number n is known, those that it cannot reach go back:
 
@@ -28,10 +35,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from microscale.engine.limits import Limits
-from microscale.engine.pages import PagePool, longest_hit, window_pages
+from microscale.engine.pages import NOWHERE, PagePool, longest_hit, window_pages
 from microscale.engine.request import Request
 from microscale.engine.work import Work
 from microscale.models.config import PAGED, LayerKind
+
+KEPT_BEFORE_END = 8
+"""A later turn of a chat repeats a prompt up to where the answer begins, and may differ in its last few tokens: there
+stands how the answer begins."""
+LEAST_KEPT = 64
+"""Tokens from which on their state is worth a slot, and a step that ends there."""
 
 
 class PageLedger:
@@ -41,7 +54,9 @@ class PageLedger:
         self._pools = pools
         self._paged = [pools[kind] for kind in PAGED]
         self._slots = pools.get(LayerKind.LINEAR)
-        """One of each request's, for as long as it runs: where its states are."""
+        """Where the states of requests are, for a model that has such layers."""
+        self._arranged: dict[str, int] = {}
+        """The position at which the step begins for which a request has its slots."""
         self._full = pools[LayerKind.FULL]
         self._sliding = pools[LayerKind.SLIDING]
         self._limits = limits
@@ -60,6 +75,10 @@ class PageLedger:
         # The last token must run in any case: it gives the logits.
         keys = request.keys.of(request.tokens, (len(request.tokens) - 1) // limits.page_size)
         pages = longest_hit(keys, self._full, self._sliding, limits.window, limits.page_size)
+        if self._slots is not None:
+            pages = next((n for n in range(pages, 0, -1) if self._slots.find(keys[n - 1])), 0)
+            if pages:
+                self._slots.share(request.request_id, keys[pages - 1 : pages])
         if pages:
             seen = window_pages(pages, limits.window, limits.page_size)
             self._full.share(request.request_id, keys[:pages])
@@ -67,13 +86,16 @@ class PageLedger:
             request.num_computed = pages * limits.page_size
         return request.num_computed
 
-    def take(self, request: Request, count: int) -> int:
-        """Pages for up to ``count`` more tokens; gives for how many there are."""
+    def take(self, request: Request, count: int, begin: int | None = None) -> int:
+        """Pages for up to ``count`` more tokens; gives for how many there are. ``begin``: where the step begins, if the
+        one before is still running."""
         size, owner, first = self._limits.page_size, request.request_id, request.num_computed
-        if self._slots is not None and not self._slots.pages_of(owner):
-            if not self._slots.num_free:
+        if self._slots is not None:
+            if not self._take_slot(self._slots, owner, first if begin is None else begin):
                 return 0
-            self._slots.grow(owner, 1)
+            kept = self._kept_state(request)
+            if first < kept < first + count:
+                count = kept - first
         if first % size and first + count <= len(self._full.pages_of(owner)) * size:
             return count  # the token before has its page, and there is room
         # The first new token sees from here on; what lies before is of no more use.
@@ -88,6 +110,26 @@ class PageLedger:
             self._full.grow(owner, total)
             self._sliding.grow(owner, total)
         return count
+
+    def _take_slot(self, slots: PagePool, owner: str, first: int) -> bool:
+        """Slots for the step that begins at ``first``. Whether there are."""
+        held = slots.pages_of(owner)
+        if self._arranged.get(owner) == first and held:
+            return True
+        slots.drop(owner, len(held) - 1)  # what the step before read
+        if not held or slots.is_published(held[-1]):
+            if slots.num_free:
+                slots.grow(owner, len(held) + 1)
+            elif not held or not slots.unpublish(held[-1]):
+                return False
+        self._arranged[owner] = first
+        return True
+
+    def _kept_state(self, request: Request) -> int:
+        """The position up to which the state of a prompt is kept; 0 where it is not."""
+        size = self._limits.page_size
+        kept = (len(request.tokens) - KEPT_BEFORE_END) // size * size
+        return kept if self._limits.prefix_caching and kept >= LEAST_KEPT else 0
 
     def settle(self, work: Work, accepted: Sequence[int], pending: int = 0) -> None:
         """A step has computed ``work``, of whose drafts these were accepted: publish full pages, give back the others.
@@ -107,6 +149,9 @@ class PageLedger:
         if accepted:
             tokens = [*tokens[: work.first + 1], *accepted]
         self._publish(request, tokens, begin, end)
+        if self._slots is not None and work.count > 1 and request.num_computed == self._kept_state(request):
+            held = self._slots.pages_of(request.request_id)
+            self._slots.publish(request.request_id, len(held) - 1, request.keys.of(tokens, end)[end - 1])
 
     def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:
         keys = request.keys.of(tokens, end)
@@ -122,6 +167,7 @@ class PageLedger:
             self._publish(request, request.tokens, end - 1, end)
         for pool in self._pools.values():
             pool.release(request.request_id)
+        self._arranged.pop(request.request_id, None)
         request.num_computed = 0
 
     def check(self, running: Iterable[Request], waiting: Iterable[Request], pending: Sequence[Work] = ()) -> None:
@@ -136,8 +182,10 @@ class PageLedger:
                     raise AssertionError(f"{request.request_id} waits and holds pages")
             for request in running:
                 end = ends.get(id(request), request.num_computed)
-                held = len(pool.pages_of(request.request_id))
-                needed = 1 if pool is self._slots else pages_for(end, self._size)
+                pages = pool.pages_of(request.request_id)
+                held, needed = len(pages), pages_for(end, self._size)
+                if pool is self._slots:
+                    held, needed = sum(page != NOWHERE for page in pages[:-2]), 0
                 if held != needed:
                     raise AssertionError(
                         f"{request.request_id} holds {held} pages, and its tokens in the cache take {needed}"

@@ -16,7 +16,8 @@ that the tail of a chain is evicted first and its head, without which the tail c
 Prefix cache: the key of a page is a hash of its tokens and of the key before it, so it identifies everything from the
 first token on. The chain begins with the tenant's salt, and tenants with different salts share nothing. A hit of n
 pages needs the full layers' pages 0 to n - 1 and, of the sliding layers', only those that the window of the next token
-still sees: the longest n for which both are there is taken.
+still sees: the longest n for which both are there is taken. A model with states also needs the slot with those after n
+pages, of which there is one a prompt (``page_ledger``).
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ class PagePool:
     def find(self, key: Key) -> bool:
         """Whether a page is published under this key."""
         return key in self._page_of
+
+    def is_published(self, page: int) -> bool:
+        return page in self._key_of
+
+    def unpublish(self, page: int) -> bool:
+        """Take back the key of a page that one owner holds, so that it may be written again. Whether that is so."""
+        if self._references[page] != 1:
+            return False
+        del self._page_of[self._key_of.pop(page)]
+        self._shared.discard(page)
+        return True
 
     def share(self, owner: Hashable, keys: Sequence[Key | None]) -> None:
         """Begin ``owner`` with the pages published under ``keys``; ``None`` leaves a place empty."""

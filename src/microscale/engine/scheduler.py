@@ -160,7 +160,8 @@ class Scheduler:
         for request in self._waiting.values():
             request.waited += 1
         for work in schedule:
-            self._ledger.take(work.request, work.first + work.slack + work.count - work.request.num_computed)
+            count = work.first + work.slack + work.count - work.request.num_computed
+            self._ledger.take(work.request, count, work.first)
         return schedule
 
     def _decode(self, requests: list[Request]) -> list[Work]:

@@ -6,7 +6,8 @@ follow as far as they have changed (``tables``).
     logit rows | their sequences | their lengths || tokens | positions | slots of each kind | starts | lengths | states
     in steps with prompts; fixed places          ||                      places depend on the step's key
 
-*States* are the slots of sequences in layers that carry a state; only models with such layers have them.
+*States* are the slots of sequences in layers that carry a state: of all the one to read, of all the one to write. Only
+models with such layers have them.
 
 A step is filled up to the sizes of its key with *padding*: sequences of up to ``longest`` tokens in the scratch page,
 then sequences without tokens. So a step gives the same result in any key that holds it.
@@ -26,7 +27,7 @@ import torch
 from microscale.engine.ahead import Ahead
 from microscale.engine.page_ledger import pages_for
 from microscale.engine.page_tables import PageTables, Staging
-from microscale.engine.pages import PagePool
+from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import PAGED, LayerKind
@@ -55,7 +56,7 @@ class _Views:
     lines: Any  # [LINES, tokens] int64
     starts: Any  # [sequences + 1] int32
     lens: Any  # [sequences] int32
-    states: Any  # [sequences] int32, or none
+    states: Any  # [2 * sequences] int32, or none
     end: int
     """Words up to the end of the step."""
     tokens: Tensor  # [tokens], on the device
@@ -88,7 +89,7 @@ class StepInputs:
         self._first = 2 * rows + row_lens
         """Words before the tokens."""
         lens = aligned(-(-(max_sequences + 1) // 2))
-        per_sequence = 2 if self._states is None else 3
+        per_sequence = 2 if self._states is None else 4
         self._staging = Staging(self._first + LINES * aligned(max_tokens) + per_sequence * lens, device)
         self._row_parts = [
             (buffer[:max_rows], buffer[rows:][:max_rows], buffer.view(torch.int32)[4 * rows :][:max_rows])
@@ -125,8 +126,11 @@ class StepInputs:
         self.tables.flush()
         self._lay_out(views, key, ids, firsts, counts)
         if self._states is not None:
-            views.states[: len(schedule)] = [self._states.pages_of(work.request.request_id)[0] for work in schedule]
-            views.states[len(schedule) :] = self._states.num_pages
+            held = [self._states.pages_of(work.request.request_id) for work in schedule]
+            read, write = views.states.reshape(2, -1)
+            write[: len(held)] = [slots[-1] for slots in held]
+            read[: len(held)] = [slots[-2] if len(slots) > 1 and slots[-2] != NOWHERE else slots[-1] for slots in held]
+            read[len(held) :] = write[len(held) :] = self._states.num_pages
         if key.rows is not None:
             self._lay_rows(schedule, views)
         self._staging.send(self._first if key.rows is None else 0, views.end)
@@ -195,7 +199,7 @@ class StepInputs:
         starts = self._first + LINES * aligned(key.tokens)
         lens = starts + aligned(-(-(key.sequences + 1) // 2))
         states = lens + aligned(-(-key.sequences // 2))
-        num_states = 0 if self._states is None else key.sequences
+        num_states = 0 if self._states is None else 2 * key.sequences
         end = states + aligned(-(-num_states // 2))
 
         def parts(buffer: Tensor) -> list[Tensor]:
@@ -212,8 +216,8 @@ class StepInputs:
             attention[kind] = AttentionBatch(query_start, context_lens, table, key.longest, verify=key.verify)
         state_batch = None
         if self._states is not None:
-            longest, verify = key.longest, key.verify
-            state_batch = StateBatch(query_start, context_lens, states_of, states_of[:, None], longest, verify)
+            read, write = states_of.view(2, -1)
+            state_batch = StateBatch(query_start, context_lens, read, write[:, None], key.longest, key.verify)
         slots_of = dict(zip(PAGED, slots, strict=True))
         batch = ForwardBatch(token_ids, positions, attention, slots_of, None, state_batch)
         standing = Standing(positions, lines[2:], context_lens, tokens=token_ids)

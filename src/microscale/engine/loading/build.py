@@ -112,8 +112,6 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    if LayerKind.LINEAR in config.layer_kinds and queueing.prefix_caching:
-        log.info("The prefix cache is off: pages of layers with attention are of no use without the states there.")
     with ThreadPoolExecutor(1, "predictions") as executor:  # the disk leaves them time
         predicted = executor.submit(_points, prepared, max_model_len)
         offered = executor.submit(_offers, prepared)
@@ -208,11 +206,8 @@ def assemble(
     ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
     the ranks that run it together."""
     config = model.config
-    pages = {kind: pages[kind] for kind in PAGED}
-    if LayerKind.LINEAR in config.layer_kinds:
-        # One slot for the states of each sequence. A prefix could only be shared with the states at its end.
-        pages[LayerKind.LINEAR] = limits.max_num_seqs
-        limits = replace(limits, prefix_caching=False)
+    slots = {LayerKind.LINEAR: pages.get(LayerKind.LINEAR, 2 * limits.max_num_seqs)}
+    pages = {kind: pages[kind] for kind in PAGED} | (slots if LayerKind.LINEAR in config.layer_kinds else {})
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     if speculation is not None:
         limits = replace(limits, key_lookahead=speculation.key_lookahead)

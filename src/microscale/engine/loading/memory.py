@@ -34,6 +34,9 @@ LEAST_CONTEXT = 1024
 
 MAX_SEQUENCES = 1 << 16
 MAX_PAGE_SIZE = 1024
+KEPT_STATES, KEPT_STATES_SHARE = 4, 4
+"""Slots for a sequence of ``--max-num-seqs`` that keep states of prompts, and the part of what is left that they may
+take: one over this."""
 KEPT_WINDOWS = 8
 """One byte in this many of what is left after the least that sequences need goes to sliding layers, for windows at
 which prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
@@ -181,7 +184,7 @@ class Memory:
         return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv.bytes(self.context, n), self.usable)
 
     def pages(self) -> dict[LayerKind, int]:
-        """How many KV pages each kind of layer gets of memory that suffices.
+        """How many KV pages each kind of layer gets of memory that suffices, and slots for states.
 
             usable = fixed | sliding: a window and a page a sequence, one step | full: 7/8 of the rest | more windows
 
@@ -202,6 +205,8 @@ class Memory:
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
         sliding_bytes = kv.sliding_per_position * kv.page_size
         left = self.usable - self.fixed - sliding * sliding_bytes - (work.sequences + 1) * kv.states
+        states = {LayerKind.LINEAR: work.sequences + self._kept_states(left)} if kv.states else {}
+        left -= (sum(states.values()) - work.sequences) * kv.states if states else 0
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
         full = max((left - kept) // full_bytes, work.sequences * context)
         if self.gpu.is_cpu:
@@ -209,7 +214,13 @@ class Memory:
         windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
         if self.gpu.is_cpu:
             windows = min(windows, sliding)
-        return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows}
+        return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows, **states}
+
+    def _kept_states(self, left: int) -> int:
+        """Slots for states at which prefixes may go on, of the bytes that are left after the least."""
+        least = self.workload.sequences * self.kv.full_per_token * self.context
+        most = self.workload.sequences * (1 if self.gpu.is_cpu else KEPT_STATES)
+        return min(most, max(left - least, 0) // KEPT_STATES_SHARE // self.kv.states)
 
     def by_kind(self) -> dict[str, int]:
         """Every part of ``needed``, then what a token and a sequence cost, then what there is."""
