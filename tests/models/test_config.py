@@ -577,5 +577,5 @@ def test_weights_know_their_model(name: str) -> None:
 
 def test_an_unknown_model_type_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(Unsupported, match=r"'llama' is not supported\. Microscale runs gpt-oss, Gemma 4 26B-A4B and"):
+    with pytest.raises(Unsupported, match=r"'llama' is not supported\. Microscale runs gpt-oss, Gemma 4 26B-A4B,"):
         read_model_config(tmp_path)
