@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """By day modules of the night are not even imported."""
+    """Without nightly tests, their modules are not even imported."""
     by_day = config.option.markexpr == "not nightly"
     return True if by_day and collection_path in {config.rootpath / name for name in NIGHTLY} else None
 

@@ -197,5 +197,5 @@ def test_another_sequences_states_show(models: dict[int, AnyModel], alone: list[
 
 def test_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     drafts = SpeculativeConfig("ngram", 3)
-    with pytest.raises(Unsupported, match="cannot be taken back"):
+    with pytest.raises(Unsupported, match="cannot be rolled back"):
         prepare(EngineConfig(str(write(tmp_path)), device="cpu", speculative=drafts))

@@ -43,7 +43,7 @@ _AS_PUBLISHED = Qwen35Config(
 )
 CASES = {
     "as_published": _AS_PUBLISHED,
-    # As many key heads as value heads, all of a head turns, one expert beside the shared one, attention comes first.
+    # As many key heads as value heads, all of a head turns, top 1 plus the shared expert, attention comes first.
     "one_group": replace(
         _AS_PUBLISHED,
         num_layers=3,

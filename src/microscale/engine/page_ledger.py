@@ -41,8 +41,7 @@ from microscale.engine.work import Work
 from microscale.models.config import PAGED, LayerKind
 
 KEPT_BEFORE_END = 8
-"""A later turn of a chat repeats a prompt up to where the answer begins, and may differ in its last few tokens: there
-stands how the answer begins."""
+"""A later turn of a chat repeats a prompt, except for its last few tokens, which open the answer."""
 LEAST_KEPT = 64
 """Tokens from which on their state is worth a slot, and a step that ends there."""
 
@@ -56,7 +55,7 @@ class PageLedger:
         self._slots = pools.get(LayerKind.LINEAR)
         """Where the states of requests are, for a model that has such layers."""
         self._arranged: dict[str, int] = {}
-        """The position at which the step begins for which a request has its slots."""
+        """By request: where the step begins that its slots were taken for."""
         self._full = pools[LayerKind.FULL]
         self._sliding = pools[LayerKind.SLIDING]
         self._limits = limits
@@ -112,7 +111,7 @@ class PageLedger:
         return count
 
     def _take_slot(self, slots: PagePool, owner: str, first: int) -> bool:
-        """Slots for the step that begins at ``first``. Whether there are."""
+        """Take slots for the step that begins at ``first``. Gives whether there were any."""
         held = slots.pages_of(owner)
         if self._arranged.get(owner) == first and held:
             return True

@@ -6,14 +6,14 @@ on the model's device, so that a kernel reads lengths and tables there and a cap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from microscale.models.config import LayerKind
-from microscale.planning.ops import AttentionBatch, PagedKv, StateBatch, StateCache
+from microscale.planning.ops import AttentionBatch, PagedKv, RecurrentSpec, StateBatch, StateCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,19 +69,19 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         scales: Sequence[KvScales] = (),
-        new_states: Callable[[int], StateCache] | None = None,
+        states: RecurrentSpec | None = None,
     ) -> KvCache:
         """Pages for each layer by its kind; a head shape is (kv_heads, head_dim), uint8 means E4M3. ``scales``: of the
-        codes of each layer; none: 1, so that keys and values saturate at 448. ``new_states``: makes so many slots of a
-        layer with states.
+        codes of each layer; none: 1, so that keys and values saturate at 448. ``states``: of layers
+        with states.
 
         The memory is not cleared: nothing is read that was not written.
         """
         layers: list[PagedKv | StateCache] = []
         for layer_idx, kind in enumerate(kinds):
             if kind is LayerKind.LINEAR:
-                assert new_states is not None
-                layers.append(new_states(num_pages[kind]))
+                assert states is not None
+                layers.append(StateCache.allocate(states, num_pages[kind], device))
                 continue
             kv_heads, head_dim = head_shapes[kind]
             shape = (num_pages[kind], kv_heads, page_size, head_dim)

@@ -22,7 +22,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.taps import Taps
 from microscale.models.weights import Weights, tied_lm_head
-from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops, PagedKv, RopeTable, StateCache
+from microscale.planning.ops import AttentionBatch, DenseWeights, Logits, Ops, PagedKv, RecurrentSpec, RopeTable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,11 +127,12 @@ class Decoder(ABC, Generic[State]):
         """An empty cache with this many pages, or slots, for each kind of layer."""
         kinds, shapes = self.config.layer_kinds, self.head_shapes()
         dtype, scales = self.ops.kv_dtype, self.kv_scales
-        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, dtype, self.device, scales, self.new_states)
+        return KvCache.allocate(kinds, num_pages, self.page_size, shapes, dtype, self.device, scales, self.states)
 
-    def new_states(self, num_slots: int) -> StateCache:
-        """Slots of a layer with states, where the family has such."""
-        raise NotImplementedError
+    @property
+    def states(self) -> RecurrentSpec | None:
+        """Of the layers with states, if the family has any."""
+        return None
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:

@@ -8,7 +8,7 @@ and is added to the stream and normed in QKV's launch.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
@@ -118,7 +118,7 @@ class PreNormConfig:
 
 
 @dataclass(eq=False, kw_only=True)
-class ResidualLayer:
+class ResidualLayer(ABC):
     """What all such layers have, bound to its kernels. A profile replaces them by its own."""
 
     kind: LayerKind
@@ -131,6 +131,16 @@ class ResidualLayer:
     experts: Moe
     small: Small
     ranks: RankSums
+
+    @property
+    @abstractmethod
+    def uses(self) -> dict[str, str]:
+        """What plans call the bound parts."""
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, state: Added, batch: ForwardBatch, kv: Any, rope: RopeTable
+    ) -> tuple[Tensor, Added]: ...
 
     def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the residual stream with what is to be added to it, and that."""
@@ -233,11 +243,10 @@ class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
     """A whole model of such layers. A family defines how a layer is bound to its kernels, and its rope."""
 
     config: Config
-    layers: Sequence[Any]
-    """Each a ``ResidualLayer``."""
+    layers: Sequence[ResidualLayer]
 
     @abstractmethod
-    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> Any: ...
+    def bind_layer(self, layer_idx: int, tensors: LayerTensors) -> ResidualLayer: ...
 
     @abstractmethod
     def rope_table(self) -> RopeTable: ...

@@ -58,6 +58,35 @@ def test_a_tight_card_gives_up_windows_before_the_promise() -> None:
     assert memory.fixed + taken <= memory.usable
 
 
+@pytest.mark.parametrize("card", ["rtx5090", "gb10", "h200"])
+def test_states_have_slots_and_leave_room(card: str) -> None:
+    """One for each sequence, and some that keep states of prompts, as long as what was promised fits."""
+    name = "qwen3.6-35b-a3b-nvfp4"
+    config, setup = PRESETS[name], Setup(hardware.known(card), Activations.BF16)
+    shape = outline(name, config, Activations.BF16, 16, config.max_context)
+    assert 63 * 2**20 < shape.state_bytes < 64 * 2**20
+    memory = reckoned(shape, setup, Workload(context=4096, sequences=8))
+    pages = memory.pages()
+    assert memory.fits
+    assert 8 < pages[LayerKind.LINEAR] <= 5 * 8
+    assert pages[LayerKind.FULL] >= 8 * 4096 // 16
+    taken = 16 * pages[LayerKind.FULL] * memory.kv.full_per_token + (pages[LayerKind.LINEAR] + 1) * shape.state_bytes
+    assert memory.fixed + taken <= memory.usable
+
+
+def test_without_room_no_state_of_a_prompt_is_kept() -> None:
+    name = "qwen3.6-35b-a3b-nvfp4"
+    config, setup = PRESETS[name], Setup(hardware.known("rtx5090"), Activations.BF16)
+    shape = outline(name, config, Activations.BF16, 16, config.max_context)
+    most = reckoned(shape, setup, Workload(context=4096)).max_sequences
+    memory = reckoned(shape, setup, Workload(context=4096, sequences=most))
+    pages = memory.pages()
+    assert pages[LayerKind.LINEAR] == most
+    assert pages[LayerKind.FULL] >= most * 4096 // 16
+    taken = 16 * pages[LayerKind.FULL] * memory.kv.full_per_token + (most + 1) * shape.state_bytes
+    assert memory.fixed + taken <= memory.usable
+
+
 def test_a_cpu_keeps_its_memory() -> None:
     config, setup = PRESETS["gpt-oss-tiny"], Setup(hardware.cpu(), Activations.FLOAT32)
     shape = outline("gpt-oss-tiny", config, Activations.FLOAT32, 16, config.max_context)

@@ -54,7 +54,7 @@ def refusal(memory: Memory, helps: str) -> str:
     count = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
     parts = [
         f"weights {gib(weights)} ({largest} {gib(memory.weights[largest])})",
-        f"KV cache {gib(kv)} for {count}{memory.context} tokens",
+        f"KV cache {'and states ' if memory.kv.states else ''}{gib(kv)} for {count}{memory.context} tokens",
         f"activations {gib(memory.activations)}",
     ]
     if memory.graphs + memory.runtime:

@@ -35,8 +35,8 @@ LEAST_CONTEXT = 1024
 MAX_SEQUENCES = 1 << 16
 MAX_PAGE_SIZE = 1024
 KEPT_STATES, KEPT_STATES_SHARE = 4, 4
-"""Slots for a sequence of ``--max-num-seqs`` that keep states of prompts, and the part of what is left that they may
-take: one over this."""
+"""At most this many slots per sequence of ``--max-num-seqs`` keep states of prompts, in at most one byte of this many
+that are left."""
 KEPT_WINDOWS = 8
 """One byte in this many of what is left after the least that sequences need goes to sliding layers, for windows at
 which prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
@@ -113,7 +113,7 @@ class KvNeed:
     def bytes(self, context: int, sequences: int) -> int:
         pages = -(-context // self.page_size)
         each = self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
-        # Steps are filled up with a sequence that is nobody's.
+        # One slot more, for the sequences that pad a step.
         return sequences * each + self._step(pages) + self.states
 
     def per_sequence_sliding(self) -> int:
@@ -205,8 +205,8 @@ class Memory:
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
         sliding_bytes = kv.sliding_per_position * kv.page_size
         left = self.usable - self.fixed - sliding * sliding_bytes - (work.sequences + 1) * kv.states
-        states = {LayerKind.LINEAR: work.sequences + self._kept_states(left)} if kv.states else {}
-        left -= (sum(states.values()) - work.sequences) * kv.states if states else 0
+        kept_states = self._kept_states(left) if kv.states else 0
+        left -= kept_states * kv.states
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
         full = max((left - kept) // full_bytes, work.sequences * context)
         if self.gpu.is_cpu:
@@ -214,10 +214,11 @@ class Memory:
         windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
         if self.gpu.is_cpu:
             windows = min(windows, sliding)
-        return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows, **states}
+        slots = {LayerKind.LINEAR: work.sequences + kept_states} if kv.states else {}
+        return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows, **slots}
 
     def _kept_states(self, left: int) -> int:
-        """Slots for states at which prefixes may go on, of the bytes that are left after the least."""
+        """Slots that keep states of prompts for later requests. ``left``: bytes after what sequences hold anyway."""
         least = self.workload.sequences * self.kv.full_per_token * self.context
         most = self.workload.sequences * (1 if self.gpu.is_cpu else KEPT_STATES)
         return min(most, max(left - least, 0) // KEPT_STATES_SHARE // self.kv.states)

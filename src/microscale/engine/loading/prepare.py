@@ -143,8 +143,8 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     if drafts is not None:
         if LayerKind.LINEAR in config.layer_kinds:
             raise Unsupported(
-                f"--speculative-config: {options.model} has layers with states, which cannot be taken back after a "
-                f"draft that was wrong; start it without drafts."
+                f"--speculative-config: {options.model} has layers with states, which cannot be rolled back after a "
+                f"wrong draft; start it without drafts."
             )
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
         if drafts.is_head:

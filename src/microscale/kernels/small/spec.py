@@ -74,7 +74,7 @@ class Router:
     bias: Tensor | None = None  # [experts]
     expert_scale: Tensor | None = None  # [experts] float32: factor on the weights of what was chosen (Gemma 4)
     always: bool = False
-    """The last expert is always among the chosen, beside the others, and its weight is a sigmoid (Qwen3.6)."""
+    """The last expert always runs, in addition to those chosen, with a sigmoid as its weight (Qwen3.6)."""
 
     def shape(self, readers: int = 0) -> RouterShape:
         return RouterShape(self.bias is not None, self.expert_scale is not None, readers, self.always)

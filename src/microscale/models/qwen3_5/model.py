@@ -115,7 +115,7 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         qkv = ops.dense("linear_in", DenseWeights(tensors.linear_in))
         gates = ops.dense("linear_gates", DenseWeights(tensors.linear_gates))
         weights: RecurrentWeights = ops.computed(partial(self._state_weights, tensors))
-        recurrent = ops.recurrent(LayerKind.LINEAR.value, _recurrent_spec(config, ops.activations), weights)
+        recurrent = ops.recurrent(LayerKind.LINEAR.value, self.states, weights)
         o = ops.dense("linear_out", DenseWeights(tensors.linear_out))
         return LinearLayer(
             kind=LayerKind.LINEAR,
@@ -184,16 +184,11 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         still = torch.zeros((config.head_dim - config.rotary_dim) // 2, device=self.device)
         return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)))
 
-    def new_states(self, num_slots: int) -> StateCache:
-        spec = _recurrent_spec(self.config, self.ops.activations)
-        return StateCache.allocate(spec, num_slots, self.device)
-
-
-def _recurrent_spec(config: Qwen35Config, activations: Any) -> RecurrentSpec:
-    heads = config.linear
-    return RecurrentSpec(
-        heads.num_key_heads, heads.num_heads, heads.key_dim, heads.value_dim, heads.taps, activations, tokens=1
-    )
+    @property
+    def states(self) -> RecurrentSpec:
+        heads, activations = self.config.linear, self.ops.activations
+        sizes = heads.num_key_heads, heads.num_heads, heads.key_dim, heads.value_dim, heads.taps
+        return RecurrentSpec(*sizes, activations, tokens=1)
 
 
 def _turned(config: Qwen35Config) -> list[int]:
