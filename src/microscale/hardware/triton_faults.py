@@ -37,6 +37,7 @@ USED_BY: dict[str, frozenset[TritonForm]] = {
     "grouped experts, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
     "dense GEMM": frozenset({TritonForm.DOT}),
     "dense GEMM, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
+    "gated delta rule": frozenset({TritonForm.DOT}),
     # The assembly decodes FP8 keys and values.
     "paged attention": frozenset({TritonForm.DOT, TritonForm.PACKED_ASM}),
 }

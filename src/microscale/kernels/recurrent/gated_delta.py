@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.triton_faults import TritonForm
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels import binding
 from microscale.kernels.launch import launch
 from microscale.kernels.numbers import cdiv
@@ -159,7 +159,7 @@ def _is_one(spec: RecurrentSpec, gpu: Gpu) -> Reason | None:
     return None if spec.shape.sequences == 1 else f"is for one sequence, not {spec.shape.sequences}"
 
 
-USES = frozenset({TritonForm.DOT})
+USES = USED_BY["gated delta rule"]
 PATHS = (
     RecurrentPath(
         "token by token", "a state is read once and stays in registers", _all_are_short, partial(_run, True, False)
