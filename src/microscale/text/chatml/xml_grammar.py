@@ -142,7 +142,7 @@ class _Parameters:
 
     def _json(self, schema: Mapping[str, Any]) -> str:
         if '"$ref"' in json.dumps(schema):
-            schema = {**_moved(schema), "$defs": {"root": _moved(self._root)}}
+            schema = {**_moved(schema), "$defs": {"whole": _moved(self._root)}}
         name = f"value_{self._number}_{len(self._forms)}"
         self._forms.append(named(name, Schema(schema, self._form.strict)))
         self._room -= len(json.dumps(schema))
@@ -156,13 +156,13 @@ FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)
 
 
 def _moved(schema: Any) -> Any:
-    """A part of a schema, with the places of the whole that it refers to under ``$defs/root``."""
+    """A part of a schema, with the places of the whole that it refers to under ``$defs/whole``."""
     if isinstance(schema, list):
         return [_moved(value) for value in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
-        key: f"#/$defs/root{value[1:]}" if key == "$ref" and isinstance(value, str) else _moved(value)
+        key: f"#/$defs/whole{value[1:]}" if key == "$ref" and isinstance(value, str) else _moved(value)
         for key, value in schema.items()
     }
 
