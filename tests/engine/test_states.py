@@ -4,6 +4,7 @@ prompts are cut or filled up, or on preemption, and a slot that holds another se
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.errors import Unsupported
+from microscale.engine.speculation.speculation import Speculation
+from microscale.errors import BadSetting
 from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import AnyModel
 from support import tiny_qwen3_5
+from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.loading import load_model
 
 NEW = 16
+FURTHER = NEW + 8
+"""A step that is launched before the drafts of the last are read may go on beyond the end."""
 
 
 def write(folder: Path) -> Path:
@@ -44,15 +49,15 @@ def prompts() -> list[list[int]]:
 
 def engine_of(
     model: AnyModel, pages: int = 400, *, fill: bool = False, seqs: int = 8, budget: int = 512, slots: int = 0,
-    caching: bool = True,
+    caching: bool = True, drafts: Speculation | None = None,
 ) -> Engine:  # fmt: skip
     limits = Limits(model.page_size, model.config.sliding_window, seqs, budget, 512, prefix_caching=caching)
     counts = dict.fromkeys(PAGED, pages) | {LayerKind.LINEAR: slots or seqs}
-    return assemble(model, limits, counts, fill_up_prompts=fill)
+    return assemble(model, limits, counts, fill_up_prompts=fill, speculation=drafts)
 
 
-def requests() -> list[Request]:
-    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+def requests(new: int = NEW) -> list[Request]:
+    params = SamplingParams(max_tokens=new, ignore_eos=True)
     return [Request(str(index), prompt, params) for index, prompt in enumerate(prompts())]
 
 
@@ -143,7 +148,8 @@ def test_a_conversation_finds_its_states(models: dict[int, AnyModel], size: int,
 
 @pytest.fixture(scope="module")
 def turns_alone(models: dict[int, AnyModel]) -> list[list[int]]:
-    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    """And what follows."""
+    params = SamplingParams(max_tokens=FURTHER, ignore_eos=True)
     prompts = [*turns(), *([*turn, 3, 5] for turn in turns()[:3])]
     asked = [Request(str(number), prompt, params) for number, prompt in enumerate(prompts)]
     return finish(engine_of(models[16], seqs=1, caching=False), asked)
@@ -173,7 +179,7 @@ def test_shared_states_under_pressure(models: dict[int, AnyModel], turns_alone: 
         engine.step()
         engine.check()
     for at, request in asked.values():
-        assert request.tokens[request.num_prompt :] == turns_alone[at]
+        assert request.tokens[request.num_prompt :] == turns_alone[at][:NEW]
     assert engine.stats().prefix_hits > 0
 
 
@@ -195,7 +201,83 @@ def test_another_sequences_states_show(models: dict[int, AnyModel], alone: list[
         assert found != wanted
 
 
-def test_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    drafts = SpeculativeConfig("ngram", 3)
-    with pytest.raises(Unsupported, match="cannot be rolled back"):
-        prepare(EngineConfig(str(write(tmp_path)), device="cpu", speculative=drafts))
+# ---- drafts ----------------------------------------------------------------------------------------------------------
+
+DRAFTERS = {"on the host": KnowingDrafter, "on the device": AheadDrafter}
+
+
+def drafting(kind: str, luck: float, prompts: list[list[int]], said: list[list[int]], most: int = 3) -> Speculation:
+    """Drafts of lengths that change, of which ``luck`` are right."""
+    known = {tuple(prompt): output for prompt, output in zip(prompts, said, strict=True)}
+
+    def after(tokens: Sequence[int], count: int) -> Sequence[int]:
+        for prompt, output in known.items():
+            done = len(tokens) - len(prompt)
+            if done >= 0 and list(tokens) == [*prompt, *output[:done]]:
+                return output[done : done + count]
+        return []
+
+    return Speculation(DRAFTERS[kind](after, 256, luck), most, Uneven(most))
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("size", "budget", "fill"), [(4, 512, True), (16, 24, False)])
+def test_drafts_change_nothing(
+    models: dict[int, AnyModel], alone: list[list[int]], kind: str, luck: float, size: int, budget: int, fill: bool
+) -> None:
+    """The state after the last accepted draft is the one that goes on."""
+    further = finish(engine_of(models[16], caching=False), requests(FURTHER))
+    drafts = drafting(kind, luck, prompts(), further)
+    engine = engine_of(models[size], budget=budget, fill=fill, slots=32, drafts=drafts)
+    assert finish(engine, requests()) == alone
+    stats = engine.stats()
+    assert stats.num_draft_tokens > 30
+    assert (stats.num_accepted_tokens > 0) == (luck > 0)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_under_pressure(models: dict[int, AnyModel], turns_alone: list[list[int]], kind: str, seed: int) -> None:
+    """With shared prefixes, preemption and aborts, and too few slots for all drafts."""
+    chooser = random.Random(seed)
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    prompts = [*turns(), *([*turn, 3, 5] for turn in turns()[:3])]
+    pages, budget = chooser.choice([200, 400]), chooser.choice([70, 512])
+    drafts = drafting(kind, 0.7, prompts, turns_alone)
+    engine = engine_of(models[4], pages=pages, seqs=3, slots=4 + 2 * seed, budget=budget, drafts=drafts)
+    asked: dict[str, tuple[int, Request]] = {}
+    for turn in range(14):
+        at = chooser.randrange(len(prompts))
+        request = Request(f"r{turn}", prompts[at], params)
+        engine.submit(request)
+        asked[request.request_id] = at, request
+        for _ in range(chooser.randrange(12)):
+            engine.step()
+            engine.check()
+        if chooser.random() < 0.2 and engine.abort(gone := chooser.choice(list(asked))):
+            del asked[gone]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    for at, request in asked.values():
+        assert request.tokens[request.num_prompt :] == turns_alone[at][:NEW]
+    assert engine.stats().num_accepted_tokens > 0
+    for pool in engine._scheduler.pools.values():
+        assert pool.num_free == pool.num_pages
+
+
+def test_no_drafts_in_steps_of_many_sequences(models: dict[int, AnyModel]) -> None:
+    """There are slots for the drafts of a few."""
+    engine = engine_of(models[16], seqs=17, slots=17 + 16 * 3, drafts=drafting("on the host", 1.0, [], []))
+    speculation = engine._speculation
+    assert speculation is not None
+    asked = [Request(str(number), [number], SamplingParams(max_tokens=NEW)) for number in range(17)]
+    assert speculation._contexts(asked[:16])
+    assert not speculation._contexts(asked)
+
+
+def test_too_many_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    options = {"device": "cpu", "layer_format": ("experts=mxfp8",)}
+    with pytest.raises(BadSetting, match="up to 3 drafts"):
+        prepare(EngineConfig(str(write(tmp_path)), speculative=SpeculativeConfig("ngram", 4), **options))  # type: ignore[arg-type]

@@ -11,6 +11,9 @@ SCORED_TOKENS = 64
 1.2 MB for gpt-oss, which is reduced to a few numbers before the next step."""
 SHORT_CONTEXT = 2048
 """Tokens per sequence that a narrow page table holds."""
+DRAFTED_SEQUENCES = 16
+"""With layers of states, no sequence gets drafts in steps of more sequences: the state after each draft takes a slot,
+and what drafts bring is small there."""
 PROMPT_GRAPH_TOKENS = 2048
 """Larger steps take the GPU longer than the host needs to launch their kernels one by one. An H200 computes 2048 tokens
 of gpt-oss-20b in 22 to 26 ms, and a host needs 26 to 31 for their launches (docs/lab/start.md)."""

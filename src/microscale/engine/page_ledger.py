@@ -16,12 +16,14 @@ them. Only full pages of accepted tokens are published, so that others can share
 so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool looks as
 if there had never been a draft.
 
-Layers with states have *slots*: one a sequence, with the state after its computed tokens. A step of a prompt ends
-``KEPT_BEFORE_END`` tokens or more before the prompt's end, at the end of a page, and the slot with the state there is
-published under that page's key. It is never written again: the next step reads it and writes another slot, as does the
-first step of a request that has found it.
+Layers with states have *slots*: one a sequence, with the state after its computed tokens, and one for each draft that
+it may have. A step writes the state after its own token, and after each draft, to a slot; when it is known which drafts
+are accepted, the slot of the last of them becomes the sequence's first. A step of a prompt ends ``KEPT_BEFORE_END``
+tokens or more before the prompt's end, at the end of a page, and the slot with the state there is published under that
+page's key. It is never written again: the next step reads it and writes another slot, as does the first step of a
+request that has found it.
 
-    slots          | read | write |          else the step reads and writes its one slot
+    slots          | only read, or none | read and written | after each draft |
 
 A step that is launched before the one with drafts is read begins somewhere after the next token. It holds pages for the
 case that all drafts are accepted; when their number n is known, those that it cannot reach go back:
@@ -115,14 +117,31 @@ class PageLedger:
         held = slots.pages_of(owner)
         if self._arranged.get(owner) == first and held:
             return True
-        slots.drop(owner, len(held) - 1)  # what the step before read
-        if not held or slots.is_published(held[-1]):
+        if len(held) > 1:
+            slots.drop(owner, 1)  # what the step before read
+            if slots.is_published(held[1]):
+                slots.reorder(owner, [1])
+        held = slots.pages_of(owner)
+        if len(held) < 2:
             if slots.num_free:
-                slots.grow(owner, len(held) + 1)
-            elif not held or not slots.unpublish(held[-1]):
+                if not held:
+                    slots.share(owner, [None])
+                slots.grow(owner, 2)
+            elif held and slots.unpublish(held[0]):
+                slots.reorder(owner, [None, 0])
+            else:
                 return False
         self._arranged[owner] = first
         return True
+
+    def take_drafts(self, request: Request, count: int) -> int:
+        """Slots for the states after ``count`` drafts; gives for how many there are."""
+        if self._slots is None:
+            return count
+        owner = request.request_id
+        held = len(self._slots.pages_of(owner))
+        self._slots.grow(owner, min(2 + count, held + self._slots.num_free))
+        return min(count, len(self._slots.pages_of(owner)) - 2)
 
     def _kept_state(self, request: Request) -> int:
         """The position up to which the state of a prompt is kept; 0 where it is not."""
@@ -138,6 +157,12 @@ class PageLedger:
         if work.drafts:
             for pool in self._paged:
                 pool.shrink(request.request_id, pages_for(request.num_computed + pending, size))
+        if self._slots is not None and accepted and not pending:
+            # A pending step has found the state by itself, and has written it to the slots in their old order.
+            places: list[int | None] = list(range(len(self._slots.pages_of(request.request_id))))
+            last = 1 + len(accepted)
+            places[1], places[last] = last, 1
+            self._slots.reorder(request.request_id, places)
         # A page whose key covers the token after it waits for that one.
         known = request.num_computed if accepted else len(request.tokens)
         begin = max(work.first - ahead, 0) // size
@@ -149,8 +174,7 @@ class PageLedger:
             tokens = [*tokens[: work.first + 1], *accepted]
         self._publish(request, tokens, begin, end)
         if self._slots is not None and work.count > 1 and request.num_computed == self._kept_state(request):
-            held = self._slots.pages_of(request.request_id)
-            self._slots.publish(request.request_id, len(held) - 1, request.keys.of(tokens, end)[end - 1])
+            self._slots.publish(request.request_id, 1, request.keys.of(tokens, end)[end - 1])
 
     def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:
         keys = request.keys.of(tokens, end)
@@ -184,7 +208,7 @@ class PageLedger:
                 pages = pool.pages_of(request.request_id)
                 held, needed = len(pages), pages_for(end, self._size)
                 if pool is self._slots:
-                    held, needed = sum(page != NOWHERE for page in pages[:-2]), 0
+                    held, needed = sum(page == NOWHERE for page in pages[1:]), 0
                 if held != needed:
                     raise AssertionError(
                         f"{request.request_id} holds {held} pages, and its tokens in the cache take {needed}"

@@ -121,6 +121,11 @@ class PagePool:
             if page != NOWHERE:
                 self._release(page)
 
+    def reorder(self, owner: Hashable, places: Sequence[int | None]) -> None:
+        """Put the owner's pages, from these places, in this order; ``None`` makes an empty place."""
+        pages = self._owned[owner]
+        self._owned[owner] = [NOWHERE if place is None else pages[place] for place in places]
+
     def release(self, owner: Hashable) -> None:
         """Take back all pages of ``owner``, the last first."""
         for page in reversed(self._owned.pop(owner, [])):

@@ -103,6 +103,7 @@ class ModelRunner:
             max_rows=sizes.max_rows,
             max_pages=sizes.max_pages,
             device=model.device,
+            draft_tokens=draft_tokens,
         )
         self.taps = _make_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""

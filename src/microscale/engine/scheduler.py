@@ -121,7 +121,8 @@ class Scheduler:
         schedule = self._decode([r for r in running if r.num_pending == 1])
         budget -= len(schedule)
         schedule += self._prompts([r for r in running if r.num_pending > 1 and r.request_id in self._running], budget)
-        if drafts:
+        # Of a sequence's tokens next to a prompt only the last leaves its state: a draft could not be taken back.
+        if drafts and (LayerKind.LINEAR not in self.pools or all(work.decodes for work in schedule)):
             schedule = self._with_drafts(schedule, drafts)
         if not schedule and self._running:
             # Prompts hold all pages between them and none can go on: the last one gives its pages back.
@@ -157,6 +158,10 @@ class Scheduler:
             return None
         if fresh and fresh > min(self.pools[kind].num_free for kind in PAGED):
             return None
+        if lengths and any(
+            self._ledger.take_drafts(work.request, len(work.drafts)) < len(work.drafts) for work in schedule
+        ):
+            return None
         for request in self._waiting.values():
             request.waited += 1
         for work in schedule:
@@ -180,6 +185,7 @@ class Scheduler:
         drafted = []
         for work in schedule:
             wanted = drafts.get(work.request.request_id, ())[:budget] if work.decodes else ()
+            wanted = wanted[: self._ledger.take_drafts(work.request, len(wanted))] if wanted else ()
             count = self._take(work.request, 1 + len(wanted)) - 1 if wanted else 0
             budget -= count
             drafted.append(Work(work.request, work.first, 1 + count, drafts=tuple(wanted[:count])) if count else work)

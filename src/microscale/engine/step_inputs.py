@@ -6,8 +6,8 @@ follow as far as they have changed (``tables``).
     logit rows | their sequences | their lengths || tokens | positions | slots of each kind | starts | lengths | states
     in steps with prompts; fixed places          ||                      places depend on the step's key
 
-*States* are the slots of sequences in layers that carry a state: of all the one to read, of all the one to write. Only
-models with such layers have them.
+*States* are the slots of sequences in layers that carry a state: of all the one to read, then of each those to write,
+one and one for each draft. Only models with such layers have them.
 
 A step is filled up to the sizes of its key with *padding*: sequences of up to ``longest`` tokens in the scratch page,
 then sequences without tokens. So a step gives the same result in any key that holds it.
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from microscale.engine.ahead import Ahead
+from microscale.engine.graph_sizes import power_of_two
 from microscale.engine.page_ledger import pages_for
 from microscale.engine.page_tables import PageTables, Staging
 from microscale.engine.pages import NOWHERE, PagePool
@@ -56,7 +57,7 @@ class _Views:
     lines: Any  # [LINES, tokens] int64
     starts: Any  # [sequences + 1] int32
     lens: Any  # [sequences] int32
-    states: Any  # [2 * sequences] int32, or none
+    states: Any  # [(1 + written) * sequences] int32, or none
     end: int
     """Words up to the end of the step."""
     tokens: Tensor  # [tokens], on the device
@@ -77,9 +78,10 @@ class StepInputs:
         max_rows: int,
         max_pages: int,
         device: torch.device,
+        draft_tokens: int = 0,
     ) -> None:
         """All of these include padding. ``max_rows``: tokens of a step with prompts that give logits; ``max_pages``:
-        per sequence."""
+        per sequence. ``draft_tokens``: the longest draft."""
         self._page_size = page_size
         self.tables = PageTables({kind: pools[kind] for kind in PAGED}, page_size, max_sequences, max_pages, device)
         self._pages = self.tables.pages()
@@ -89,7 +91,9 @@ class StepInputs:
         self._first = 2 * rows + row_lens
         """Words before the tokens."""
         lens = aligned(-(-(max_sequences + 1) // 2))
-        per_sequence = 2 if self._states is None else 4
+        self._written = power_of_two(1 + draft_tokens)
+        """Slots that a sequence may write: padding has as many tokens."""
+        per_sequence = 2 if self._states is None else 3 + self._written
         self._staging = Staging(self._first + LINES * aligned(max_tokens) + per_sequence * lens, device)
         self._row_parts = [
             (buffer[:max_rows], buffer[rows:][:max_rows], buffer.view(torch.int32)[4 * rows :][:max_rows])
@@ -126,11 +130,7 @@ class StepInputs:
         self.tables.flush()
         self._lay_out(views, key, ids, firsts, counts)
         if self._states is not None:
-            held = [self._states.pages_of(work.request.request_id) for work in schedule]
-            read, write = views.states.reshape(2, -1)
-            write[: len(held)] = [slots[-1] for slots in held]
-            read[: len(held)] = [slots[-2] if len(slots) > 1 and slots[-2] != NOWHERE else slots[-1] for slots in held]
-            read[len(held) :] = write[len(held) :] = self._states.num_pages
+            self._lay_states(self._states, schedule, views.states)
         if key.rows is not None:
             self._lay_rows(schedule, views)
         self._staging.send(self._first if key.rows is None else 0, views.end)
@@ -138,6 +138,20 @@ class StepInputs:
             views.tokens[:used].copy_(tokens)
         if ahead is not None:
             move_on(ahead, views.standing, self._pages)
+            if views.batch.states is not None:
+                read, write = (slots[: len(schedule)] for slots in (views.batch.states.read, views.batch.states.write))
+                torch.gather(write, 1, ahead.accepted[:, None], out=read[:, None])
+
+    def _lay_states(self, slots: PagePool, schedule: Sequence[Work], states: Any) -> None:
+        """The slots of all sequences; the scratch slot where there is none."""
+        states[:] = slots.num_pages
+        sequences = len(states) // (1 + self._written)
+        read, write = states[:sequences], states[sequences:].reshape(sequences, -1)
+        for row, work in enumerate(schedule):
+            only_read, *written = slots.pages_of(work.request.request_id)
+            assert only_read == NOWHERE or not work.ahead  # a sequence that decodes reads what it has written
+            read[row] = written[0] if only_read == NOWHERE else only_read
+            write[row, : len(written)] = written
 
     def _lay_out(
         self, views: _Views, key: Step, ids: Sequence[int], firsts: Sequence[int], counts: Sequence[int]
@@ -199,7 +213,7 @@ class StepInputs:
         starts = self._first + LINES * aligned(key.tokens)
         lens = starts + aligned(-(-(key.sequences + 1) // 2))
         states = lens + aligned(-(-key.sequences // 2))
-        num_states = 0 if self._states is None else 2 * key.sequences
+        num_states = 0 if self._states is None else (1 + self._written) * key.sequences
         end = states + aligned(-(-num_states // 2))
 
         def parts(buffer: Tensor) -> list[Tensor]:
@@ -216,8 +230,8 @@ class StepInputs:
             attention[kind] = AttentionBatch(query_start, context_lens, table, key.longest, verify=key.verify)
         state_batch = None
         if self._states is not None:
-            read, write = states_of.view(2, -1)
-            state_batch = StateBatch(query_start, context_lens, read, write[:, None], key.longest, key.verify)
+            read, write = states_of[: key.sequences], states_of[key.sequences :].view(key.sequences, -1)
+            state_batch = StateBatch(query_start, context_lens, read, write, key.longest, key.verify)
         slots_of = dict(zip(PAGED, slots, strict=True))
         batch = ForwardBatch(token_ids, positions, attention, slots_of, None, state_batch)
         standing = Standing(positions, lines[2:], context_lens, tokens=token_ids)

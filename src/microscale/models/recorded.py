@@ -217,6 +217,8 @@ def record(
     needed."""
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
     vocab, context = model.config.vocab_size, model.config.max_context
+    if model.states is not None:
+        draft_tokens = min(draft_tokens, model.states.most_drafts)
     sizes = steps(context, model.page_size, max_tokens, draft_tokens)
     if wanted is not None:
         sizes = wanted.steps(context, model.page_size, draft_tokens)

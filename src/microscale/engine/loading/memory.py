@@ -2,7 +2,7 @@
 
     usable = weights + runtime + graphs + activations of one step + KV cache
     KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page; states)
-             + sliding layers: one step
+             + sliding layers: one step; states after drafts
 
 A step writes its keys before it attends, so for its length sliding layers hold the step's tokens as well as their
 windows.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from microscale.engine.graphs import graph_memory
-from microscale.engine.limits import SCORED_TOKENS
+from microscale.engine.limits import DRAFTED_SEQUENCES, SCORED_TOKENS
 from microscale.engine.loading.usable import usable_memory
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
@@ -114,7 +114,11 @@ class KvNeed:
         pages = -(-context // self.page_size)
         each = self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
         # One slot more, for the sequences that pad a step.
-        return sequences * each + self._step(pages) + self.states
+        return sequences * each + self._step(pages) + self.states * (self.drafted_slots(sequences) + 1)
+
+    def drafted_slots(self, sequences: int) -> int:
+        """Slots for the states after drafts."""
+        return min(sequences, DRAFTED_SEQUENCES) * self.draft_tokens if self.states else 0
 
     def per_sequence_sliding(self) -> int:
         """All that a long sequence takes in sliding layers: the window and one page more."""
@@ -204,7 +208,8 @@ class Memory:
         # A model without full layers gives their pages no bytes; then any number will do.
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
         sliding_bytes = kv.sliding_per_position * kv.page_size
-        left = self.usable - self.fixed - sliding * sliding_bytes - (work.sequences + 1) * kv.states
+        own_states = work.sequences + kv.drafted_slots(work.sequences)
+        left = self.usable - self.fixed - sliding * sliding_bytes - (own_states + 1) * kv.states
         kept_states = self._kept_states(left) if kv.states else 0
         left -= kept_states * kv.states
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
@@ -214,7 +219,7 @@ class Memory:
         windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
         if self.gpu.is_cpu:
             windows = min(windows, sliding)
-        slots = {LayerKind.LINEAR: work.sequences + kept_states} if kv.states else {}
+        slots = {LayerKind.LINEAR: own_states + kept_states} if kv.states else {}
         return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows, **slots}
 
     def _kept_states(self, left: int) -> int:

@@ -28,13 +28,13 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Gpu
 from microscale.models import hub
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind, LoadFormat
+from microscale.models.config import MAX_DRAFT, OWN_FORMATS, HeadFormats, LayerKind, LoadFormat
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig, ModelWeights, find_config, open_weights
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.decision import Plan
-from microscale.planning.ops import Activations, Preference
+from microscale.planning.ops import Activations, Preference, RecurrentSpec
 from microscale.planning.plan import Setup
 from microscale.planning.precision import Precision, make_precision
 from microscale.planning.threads import check_threads
@@ -141,11 +141,7 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         log.info(chosen_because)
     head = None
     if drafts is not None:
-        if LayerKind.LINEAR in config.layer_kinds:
-            raise Unsupported(
-                f"--speculative-config: {options.model} has layers with states, which cannot be rolled back after a "
-                f"wrong draft; start it without drafts."
-            )
+        _check_drafts(options.model, shape, drafts.num_speculative_tokens)
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
         if drafts.is_head:
             opened = open_head(drafts, options.model, config, offline=options.offline)
@@ -166,6 +162,16 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         shard=options.shard,
     )
     return Prepared(options, device, weights, setup, shape, plan, memory, head)
+
+
+def _check_drafts(model: str, shape: Outline, count: int) -> None:
+    """A slot holds the columns of a few tokens alone."""
+    most = min((use.spec.most_drafts for use in shape.uses if isinstance(use.spec, RecurrentSpec)), default=MAX_DRAFT)
+    if count > most:
+        raise BadSetting(
+            f"--speculative-config: num_speculative_tokens is {count}, and layers with states, which {model} has, "
+            f"verify up to {most} drafts at once; lower it."
+        )
 
 
 def _check_speed(options: EngineConfig, shape: Outline, plan: Plan, setup: Setup, memory: Memory) -> None:

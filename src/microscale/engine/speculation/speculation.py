@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from microscale.engine.limits import DRAFTED_SEQUENCES
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
@@ -15,6 +16,7 @@ from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import AutomaticLength, DraftCosts, FixedLength, Length, acceptance_for
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.work import Work
+from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.planning.decision import Plan
 
@@ -69,6 +71,8 @@ class Speculation:
         self.most = most
         self._length: Length = FixedLength(most) if length is None else length
         self._target_first_runs: Callable[[], int] = lambda: 0
+        self._most_sequences: int | None = None
+        """Steps of more sequences have no drafts."""
         self.counts = Counts(most)
 
     @classmethod
@@ -136,6 +140,7 @@ class Speculation:
     def attach(self, target: DraftTarget) -> None:
         """Attach to an engine, before its first step."""
         self._target_first_runs = target.first_runs
+        self._most_sequences = DRAFTED_SEQUENCES if LayerKind.LINEAR in target.pools else None
         if self._head is not None:
             self._head.attach(target)
 
@@ -152,7 +157,7 @@ class Speculation:
         if self._head is None:
             self._drafter.observe(step, self.most)
             return
-        if self._length.rests(len(step.schedule)):
+        if self._too_many(step.schedule) or self._length.rests(len(step.schedule)):
             self._head.rest(step)
             return
         self._head.follow(step)
@@ -173,10 +178,15 @@ class Speculation:
         self._drafter.forget(request_id)
         self._length.forget(request_id)
 
+    def _too_many(self, sequences: Sequence[object]) -> bool:
+        return self._most_sequences is not None and len(sequences) > self._most_sequences
+
     def _contexts(self, requests: Sequence[Request], drafted: Sequence[int] | None = None) -> list[Context]:
         """Requests that may get a draft, and the maximum length of each. The last token of a request is drawn and never
         drafted. With penalties each token changes how the next one is drawn, so such a request runs without drafts, and
         so does one of which a head has missed a step. ``drafted``: lengths of drafts in a step that was not read."""
+        if self._too_many(requests):
+            return []
         head = self._head
         able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]
         unread = {} if drafted is None else {r.request_id: 1 + n for r, n in zip(requests, drafted, strict=True)}

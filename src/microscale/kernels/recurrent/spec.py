@@ -87,6 +87,11 @@ class RecurrentSpec:
         return self.num_heads * self.value_dim
 
     @property
+    def most_drafts(self) -> int:
+        """Drafts of a sequence in one step, which engines fill up to a power of two tokens."""
+        return (1 << (RING - self.taps + 1).bit_length() - 1) - 1
+
+    @property
     def slot_bytes(self) -> int:
         return 4 * self.state_numbers + self.channels * RING * self.activations.itemsize
 
