@@ -123,7 +123,7 @@ def _improve(report: Report) -> str:
         return DRAFTS
     faster: PrecisionOffer | None = max(others, key=lambda offer: offer.tok_s or 0.0, default=None)
     limit = f"the card allows at most {rate_text(asked.reachable)} in {own}"
-    limit += "" if report.memory.kv.states else f"; {DRAFTS}"  # states cannot be rolled back after a wrong draft
+    limit += f"; {DRAFTS}"
     if faster is None or faster.tok_s is None or faster.tok_s <= current:
         return f"{own} is the fastest precision; {limit}"
     return f"--precision {faster.name} is {faster.tok_s / current - 1:.0%} faster; {limit}"

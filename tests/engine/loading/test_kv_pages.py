@@ -58,20 +58,32 @@ def test_a_tight_card_gives_up_windows_before_the_promise() -> None:
     assert memory.fixed + taken <= memory.usable
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("card", ["rtx5090", "gb10", "h200"])
-def test_states_have_slots_and_leave_room(card: str) -> None:
-    """One for each sequence, and some that keep states of prompts, as long as what was promised fits."""
+def test_states_have_slots_and_leave_room(card: str, drafts: int) -> None:
+    """One for each sequence and draft, and some that keep states of prompts, as long as what was promised fits."""
     name = "qwen3.6-35b-a3b-nvfp4"
     config, setup = PRESETS[name], Setup(hardware.known(card), Activations.BF16)
     shape = outline(name, config, Activations.BF16, 16, config.max_context)
     assert 63 * 2**20 < shape.state_bytes < 64 * 2**20
-    memory = reckoned(shape, setup, Workload(context=4096, sequences=8))
-    pages = memory.pages()
+    memory = reckoned(shape, setup, Workload(context=4096, sequences=8, draft_tokens=drafts))
+    pages, least = memory.pages(), 8 * (1 + drafts)
     assert memory.fits
-    assert 8 < pages[LayerKind.LINEAR] <= 5 * 8
+    assert least < pages[LayerKind.LINEAR] <= least + 4 * 8
+    assert memory.kv.bytes(4096, 8) >= (least + 1) * shape.state_bytes
     assert pages[LayerKind.FULL] >= 8 * 4096 // 16
     taken = 16 * pages[LayerKind.FULL] * memory.kv.full_per_token + (pages[LayerKind.LINEAR] + 1) * shape.state_bytes
     assert memory.fixed + taken <= memory.usable
+
+
+def test_many_sequences_have_no_slots_for_drafts() -> None:
+    name = "qwen3.6-35b-a3b-nvfp4"
+    config, setup = PRESETS[name], Setup(hardware.known("b200"), Activations.BF16)
+    shape = outline(name, config, Activations.BF16, 16, config.max_context)
+    without, drafted = (
+        reckoned(shape, setup, Workload(context=4096, sequences=200, draft_tokens=count)) for count in (0, 3)
+    )
+    assert drafted.kv.bytes(4096, 200) - without.kv.bytes(4096, 200) == 16 * 3 * shape.state_bytes
 
 
 def test_without_room_no_state_of_a_prompt_is_kept() -> None:
