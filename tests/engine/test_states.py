@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
@@ -17,10 +18,12 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
 from microscale.errors import BadSetting
 from microscale.models.config import PAGED, LayerKind
 from microscale.models.families import AnyModel
+from microscale.planning.ops import StateCache
 from support import tiny_qwen3_5
 from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.loading import load_model
@@ -265,6 +268,48 @@ def test_drafts_under_pressure(models: dict[int, AnyModel], turns_alone: list[li
     assert engine.stats().num_accepted_tokens > 0
     for pool in engine._scheduler.pools.values():
         assert pool.num_free == pool.num_pages
+
+
+class AtFirst(Length):
+    """Drafts until some tokens were drafted."""
+
+    def __init__(self) -> None:
+        self.left = 12
+
+    def choose(self, requests: Sequence[object], sequences: int) -> Sequence[int]:
+        return [3 if self.left > 0 else 0] * len(requests)
+
+    def landed(self, request: object, drafted: int, accepted: int) -> None:
+        self.left -= drafted
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("luck", [0.0, 0.6])
+def test_states_after_rejected_drafts(
+    models: dict[int, AnyModel], alone: list[list[int]], kind: str, luck: float
+) -> None:
+    """Those of every layer are the ones of a run without drafts, but for the rounding of projections."""
+
+    def states(drafts: Speculation | None) -> list[Tensor]:
+        engine, asked = engine_of(models[16], slots=32, drafts=drafts), requests(FURTHER)[3]
+        engine.submit(asked)
+        while asked.num_computed < asked.num_prompt + NEW - 1:
+            engine.step()
+        assert drafts is None or (engine.stats().num_accepted_tokens > 0) == (luck > 0)
+        slot = engine._scheduler.pools[LayerKind.LINEAR].pages_of("3")[1]
+        layers = engine._runner._kv.layers  # type: ignore[attr-defined]
+        found = [
+            part[slot] for layer in layers if isinstance(layer, StateCache) for part in (layer.state, layer.columns)
+        ]
+        engine.abort("3")
+        return [part.clone() for part in found]
+
+    drafts = drafting(kind, luck, prompts(), finish(engine_of(models[16], caching=False), requests(FURTHER)))
+    drafts._length = AtFirst()
+    wanted, found = states(None), states(drafts)
+    assert len(found) == 2 * 3
+    for one, other in zip(wanted, found, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
 def test_no_drafts_in_steps_of_many_sequences(models: dict[int, AnyModel]) -> None:
