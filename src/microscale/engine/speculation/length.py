@@ -52,6 +52,8 @@ class DraftCosts:
     """The head drafts all tokens in one pass; otherwise it makes one for each."""
     host_ms: Callable[[int, int], float] | None = None
     """How long the GPU waits for the host, by the number of sequences and of drafts; ``None``: not at all."""
+    states_ms: float = 0.0
+    """Writing the states after one draft."""
 
     def ms(self, sequences: int, drafts: int = 0, longest: int = 0) -> float:
         """``drafts``: of all sequences together; ``longest``: of one sequence."""
@@ -59,7 +61,7 @@ class DraftCosts:
         if not drafts:
             return verify
         wait = 0.0 if self.host_ms is None else self.host_ms(sequences, drafts)
-        return verify + self.head_ms * (1 if self.one_pass else longest) + wait
+        return verify + self.states_ms * drafts + self.head_ms * (1 if self.one_pass else longest) + wait
 
     def ratio(self, sequences: int, drafts: int) -> float:
         """The cost of a step with ``drafts`` drafts for each sequence, relative to a step without."""
