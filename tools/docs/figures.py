@@ -41,7 +41,7 @@ MODELS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "gpt-oss-120b": "gpt-oss-120b",
     "gemma-4-26b-a4b-nvfp4": "Gemma 4 26B-A4B NVFP4",
-    "qwen3-30b-a3b-nvfp4": "Qwen3 30B-A3B NVFP4",
+    "qwen3.6-35b-a3b-nvfp4": "Qwen3.6 35B-A3B NVFP4",
 }
 PRECISIONS = ("exact", "balanced", "fast")
 
