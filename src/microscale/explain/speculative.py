@@ -18,7 +18,7 @@ from microscale.engine.speculation.length import DraftCosts, acceptance_for, tok
 from microscale.errors import BadSetting
 from microscale.hardware.speeds_of_others import PublishedDrafts, published_drafts
 from microscale.models import embedded
-from microscale.models.config import OWN_FORMATS, HeadFormats
+from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.heads import open_head_weights
 from microscale.models.draft_heads.weights import HeadWeights
@@ -224,7 +224,8 @@ def find_head(drafter: DraftSource, model: str, config: ModelConfig, *, offline:
     if name == NGRAM:
         return None
     if drafter.config is not None and name != EAGLE3:
-        return open_head(drafter.config, model, config, offline=offline)
+        # Of the target's own checkpoint a report needs the shapes.
+        return open_head(drafter.config, model, config, offline=offline, load_format=LoadFormat.DUMMY)
     head = f"{preset_name(model)}-{EAGLE3}" if name == EAGLE3 else name
     if name == EAGLE3 and model == embedded.NAME:
         head = str(embedded.DRAFT_HEAD)
