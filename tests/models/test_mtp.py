@@ -25,11 +25,11 @@ from microscale.models.config import LayerKind, LoadFormat
 from microscale.models.draft_heads.drafting import TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, ops_for_head, outline_head, record_head
 from microscale.models.draft_heads.layer import FULL, Steps
-from microscale.models.draft_heads.mtp import Mtp
-from microscale.models.draft_heads.mtp_weights import LAYER, open_mtp
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.pre_norm import PreNormModel
 from microscale.models.qwen3_5.config import Qwen35Config
+from microscale.models.qwen3_5.mtp import Mtp
+from microscale.models.qwen3_5.mtp_weights import LAYER, open_mtp
 from microscale.models.qwen3_5.weights import Qwen35Layer
 from microscale.models.taps import Taps
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_does_not_have_the_layer_is_refused(tmp_path: Path) ->
 
 
 def test_other_models_and_options_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"Qwen3\.5-MoE and Qwen3\.6, and this is none"):
+    with pytest.raises(Unsupported, match="model_type is one of qwen3_5_moe, qwen3_5_moe_text; use"):
         open_head(option_of(), "gpt-oss-tiny", PRESETS["gpt-oss-tiny"], offline=True, load_format=LoadFormat.DUMMY)
     with pytest.raises(BadSetting, match=r"method mtp takes no model.*leave 'x' out"):
         option_of(', "model": "x"')

@@ -19,10 +19,9 @@ from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, outline_head
-from microscale.models.draft_heads.mtp_weights import DummyMtp, mtp_config, open_mtp
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.dummy_weights import RandomTensors
-from microscale.models.families import AnyModel, ModelConfig, find_config
+from microscale.models.families import AnyModel, ModelConfig, find_config, mtp_of
 from microscale.models.outline import Outline
 from microscale.models.pre_norm import PreNormModel
 from microscale.planning import registry
@@ -64,11 +63,11 @@ def open_head(
     """The head that the option names, checked to be of its method and to fit the target. That of ``mtp`` is in the
     target's own checkpoint; with ``load_format`` dummy it is random, as the target is."""
     if config.method == MTP:
-        dummy = mtp_config(target)  # refuses other families
+        mtp = mtp_of(target)
         if load_format == LoadFormat.DUMMY:
-            return DummyMtp(dummy, RandomTensors(seed))
+            return mtp.dummy(mtp.config(target), RandomTensors(seed))
         whole = find_config(model, load_format, overrides or {}, offline)
-        return open_mtp(hub.resolve(model, offline=offline), whole, target.shard)
+        return mtp.open(hub.resolve(model, offline=offline), whole, target.shard)
     name = config.model
     if name is None:
         if model != embedded.NAME or config.method != EAGLE3:

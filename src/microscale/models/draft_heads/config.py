@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from microscale.errors import BadConfig
 from microscale.models.config import ModelConfig, check_heads, check_positive
-from microscale.models.qwen3_5.config import Qwen35Config
+from microscale.models.pre_norm import PreNormConfig
 from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
 from microscale.planning.ops import RopeTable
@@ -200,7 +200,7 @@ class DFlashConfig:
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """The MTP layer of a Qwen3.5-MoE or Qwen3.6 checkpoint: a layer like the target's, behind ``fc``."""
+    """A layer for drafts in the target's own checkpoint: one like the target's last, behind ``fc``."""
 
     method: ClassVar[str] = "mtp"
     num_layers: ClassVar[int] = 1
@@ -208,9 +208,9 @@ class MtpConfig:
     own_embedding: ClassVar[bool] = False
     own_lm_head: ClassVar[bool] = False
 
-    layer: Qwen35Config
-    """The target with this layer alone and in the layer's formats. Heads and widths are the rank's own; its ``shard``
-    is not set."""
+    layer: PreNormConfig
+    """Its family's config of a model with this layer alone. Heads and widths are the rank's own; ``shard`` in it is
+    not set."""
     target_layers: int
     fc_format: str = "bf16"
     shard: Shard = WHOLE

@@ -6,7 +6,6 @@ A head has its own ``Ops``: its layers have the same names as the target's, so i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,15 +13,14 @@ import torch
 
 from microscale.models import hub
 from microscale.models.config import OWN_FORMATS, HeadFormats, ModelConfig
-from microscale.models.draft_heads.config import PRESETS, DFlashConfig, Eagle3Config, HeadConfig, MtpConfig
+from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, MtpConfig
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.mtp import Mtp
-from microscale.models.draft_heads.mtp_weights import DummyMtp
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead, HeadWeights, check_fit
 from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors, ShapeTensors, TensorMaker
+from microscale.models.families import mtp_of
 from microscale.models.outline import NO_DEVICE, in_order
 from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
 from microscale.parallel.sharding import split_vocabulary
@@ -58,7 +56,7 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
 
 def dummy_head(config: HeadConfig, make: TensorMaker) -> HeadWeights:
     """Weights that ``make`` makes."""
-    return DummyMtp(config, make) if isinstance(config, MtpConfig) else DummyHead(config, make)
+    return mtp_of(config.layer).dummy(config, make) if isinstance(config, MtpConfig) else DummyHead(config, make)
 
 
 def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
@@ -70,12 +68,11 @@ def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
 
 def bind_head(weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> DraftHead:
     """The head on its kernels. Its rows lie as the target's do, in pages of the same size."""
-    kinds: dict[type[HeadConfig], Callable[..., DraftHead]] = {
-        Eagle3Config: Eagle3,
-        DFlashConfig: DFlash,
-        MtpConfig: Mtp,
-    }
-    return kinds[type(weights.config)](weights, ops, device, page_size, ends)
+    config = weights.config
+    if isinstance(config, MtpConfig):
+        return mtp_of(config.layer).bind(weights, ops, device, page_size, ends)
+    kind = Eagle3 if isinstance(config, Eagle3Config) else DFlash
+    return kind(weights, ops, device, page_size, ends)
 
 
 # ---- what a head uses ------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig, LayerShape
 from microscale.models.draft_heads.weights import LayerTensors
-from microscale.models.qwen3_5.weights import Qwen35Layer
 from microscale.planning.ops import (
     AttentionBatch,
     AttentionSpec,
@@ -42,8 +41,7 @@ class HeadLayer:
 
     kind = FULL
 
-    def __init__(self, shape: LayerShape, tensors: LayerTensors | Qwen35Layer, ops: Ops, page_size: int) -> None:
-        assert isinstance(tensors, LayerTensors)
+    def __init__(self, shape: LayerShape, tensors: LayerTensors, ops: Ops, page_size: int) -> None:
         self.shape = shape
         dtype, self.epsilon = ops.dtype, shape.rms_epsilon
         self.input_norm, self.mlp_norm = tensors.input_norm.to(dtype), tensors.mlp_norm.to(dtype)

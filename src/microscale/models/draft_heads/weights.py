@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,7 +18,6 @@ from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
 from microscale.models.config import ModelConfig
 from microscale.models.draft_heads.config import DFlashConfig, HeadConfig, SeparateHeadConfig
 from microscale.models.dummy_weights import TensorMaker
-from microscale.models.qwen3_5.weights import Qwen35Layer
 from microscale.models.sharding import vocabulary
 from microscale.models.storage import Weight
 
@@ -69,7 +68,8 @@ class HeadWeights(Protocol):
 
     def tensors(self, device: torch.device) -> HeadTensors: ...
 
-    def layer(self, layer_idx: int, device: torch.device) -> LayerTensors | Qwen35Layer: ...
+    def layer(self, layer_idx: int, device: torch.device) -> Any:
+        """``LayerTensors``, or in an MTP head the record of its family's layers."""
 
 
 class HeadTensor(NamedTuple):

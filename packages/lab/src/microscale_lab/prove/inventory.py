@@ -18,11 +18,9 @@ from microscale.models.config import MAX_DRAFT, PAGED
 from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.heads import bind_head_shapes, record_head
-from microscale.models.draft_heads.mtp_weights import mtp_config
 from microscale.models.embedded import NAME, embedded_folder
-from microscale.models.families import PRESETS, ModelConfig, read_model_config
+from microscale.models.families import FAMILIES, PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
-from microscale.models.qwen3_5.config import Qwen35Config
 from microscale.models.recorded import PAGE_SIZE, bind_shapes, record, token_counts
 from microscale.planning.following import record_following
 from microscale.planning.ops import Activations, MoeSpec, Ops, Preference, Use
@@ -85,8 +83,10 @@ def models() -> Mapping[str, ModelConfig]:
 @cache
 def heads() -> Mapping[str, HeadConfig]:
     """Draft heads: those with a preset, and of models that have an MTP layer each that is not like another."""
-    models = [(name, config) for name, config in PRESETS.items() if isinstance(config, Qwen35Config)]
-    mtp = {mtp_config(config): f"{name}-mtp" for name, config in reversed(models)}
+    mtp: dict[HeadConfig, str] = {}
+    for family in FAMILIES:
+        if family.mtp is not None:
+            mtp |= {family.mtp.config(config): f"{name}-mtp" for name, config in reversed([*family.presets.items()])}
     return {**HEADS, **{name: config for config, name in mtp.items()}}
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microscale.errors import BadSetting, Unsupported
+from microscale.errors import BadSetting
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint
-from microscale.models.config import LayerKind, ModelConfig
+from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import MtpConfig
 from microscale.models.draft_heads.weights import HeadTensors
 from microscale.models.dummy_weights import TensorMaker
@@ -32,14 +32,9 @@ Rows = dict[str, list[TensorRow]]
 """By prefix: fields of ``HeadTensors`` and of ``Qwen35Layer``."""
 
 
-def mtp_config(target: ModelConfig, formats: Formats | None = None, fc_format: str = "bf16") -> MtpConfig:
+def mtp_config(target: Qwen35Config, formats: Formats | None = None, fc_format: str = "bf16") -> MtpConfig:
     """The head of this target or of one rank's part of it. Without ``formats`` those of weights that are in no file:
     FP8 blocks where the target has these."""
-    if not isinstance(target, Qwen35Config):
-        raise Unsupported(
-            "--speculative-config: method mtp is for models with an MTP layer, Qwen3.5-MoE and Qwen3.6, and this is "
-            "none; start it with another method, or without drafts."
-        )
     if formats is None:
         fmt = "fp8_block" if target.formats.experts == "fp8_block" else "bf16"
         formats = Formats(experts=fmt, qkv=fmt, o=fmt)
@@ -49,14 +44,15 @@ def mtp_config(target: ModelConfig, formats: Formats | None = None, fc_format: s
 
 def mtp_rows(c: MtpConfig, *, fused: bool = False) -> Rows:
     """The table of its tensors. ``fused``: BF16 experts are two tensors, and not a module each."""
-    hidden = c.layer.hidden
+    layer, hidden = c.layer, c.layer.hidden
+    assert isinstance(layer, Qwen35Config)
     ends = [
         TensorRow("fc", (TensorSource("fc", (hidden, 2 * hidden)),), MODULES[c.fc_format]),
         vector("embedding_norm", "pre_fc_norm_embedding.weight", hidden, draw=NEAR_ZERO),
         vector("hidden_norm", "pre_fc_norm_hidden.weight", hidden, draw=NEAR_ZERO),
         vector("norm", "norm.weight", hidden, draw=NEAR_ZERO),
     ]
-    return {PREFIX: ends, LAYER: [*attention_rows(c.layer, MODULES), *feed_forward_rows(c.layer, MODULES, fused)]}
+    return {PREFIX: ends, LAYER: [*attention_rows(layer, MODULES), *feed_forward_rows(layer, MODULES, fused)]}
 
 
 class CheckpointMtp(FromCheckpoint):
@@ -78,7 +74,7 @@ class CheckpointMtp(FromCheckpoint):
         return {row.field: row.read(prefix, lambda name: self.read_one(name, device)) for row in self._rows[prefix]}
 
 
-def open_mtp(folder: Path, target: ModelConfig, shard: Shard = WHOLE) -> CheckpointMtp:
+def open_mtp(folder: Path, target: Qwen35Config, shard: Shard = WHOLE) -> CheckpointMtp:
     """The head in the checkpoint of ``target``, or one rank's part of it, checked against the target's config."""
     checkpoint = Checkpoint(folder).under(PREFIX)
     if not checkpoint.entries:

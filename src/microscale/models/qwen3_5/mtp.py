@@ -19,8 +19,8 @@ from microscale.models.draft_heads.config import MtpConfig
 from microscale.models.draft_heads.drafting import TargetEnds
 from microscale.models.draft_heads.layer import join
 from microscale.models.draft_heads.weights import HeadWeights
+from microscale.models.qwen3_5.config import Qwen35Config
 from microscale.models.qwen3_5.model import GatedAttentionLayer, around_one, bind_attention, rope_table
-from microscale.models.qwen3_5.weights import Qwen35Layer
 from microscale.planning.ops import DenseWeights, Ops, PagedKv
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class Mtp(ChainHead):
     layer: GatedAttentionLayer
 
     def __init__(self, weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> None:
-        config, tensors, layer = weights.config, weights.tensors(device), weights.layer(0, device)
+        config, tensors = weights.config, weights.tensors(device)
         assert isinstance(config, MtpConfig)
-        assert isinstance(layer, Qwen35Layer)
+        assert isinstance(config.layer, Qwen35Config)
         assert tensors.embedding_norm is not None
         assert ends.norm is not None
         super().__init__(ops, device, page_size, config.layer.rms_epsilon)
@@ -46,9 +46,10 @@ class Mtp(ChainHead):
         both = around_one(tensors.embedding_norm, ops), around_one(tensors.hidden_norm, ops)
         self.norms = ops.computed(lambda: join(both[0][None], both[1][None]))
         self.fc = ops.dense("fc", DenseWeights(tensors.fc))
-        self.layer = bind_attention(config.layer, layer, ops, page_size)
+        shape: Qwen35Config = config.layer
+        self.layer = bind_attention(shape, weights.layer(0, device), ops, page_size)
         self.norm = around_one(tensors.norm, ops)
-        self.rope = ops.computed(lambda: rope_table(config.layer, device))
+        self.rope = ops.computed(lambda: rope_table(shape, device))
 
     @without_gradients
     def combine(self, tapped: Tensor) -> Tensor:
