@@ -4,6 +4,7 @@ drafts cost."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
 from microscale.hardware.draft_costs import host_ms, step_curve
 from microscale.models import embedded, hub
+from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
@@ -114,10 +116,16 @@ def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
     setup = head.setup
     threads, ranks = model.ops.threads, model.ops.ranks
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, head.plan, threads, ranks)
-    with torch.inference_mode():
-        norm = model.norm if isinstance(model, PreNormModel) else None
-        ends = TargetEnds(model.embed, model.lm_head, norm)
-        return bind_head(head.weights, ops, model.device, model.page_size, ends)
+    ends = TargetEnds(model.embed, model.lm_head, model.norm if isinstance(model, PreNormModel) else None)
+    weights, device = head.weights, model.device
+    reading: AbstractContextManager[None] = nullcontext()
+    if isinstance(weights, FromCheckpoint):  # one by one, the thousand tensors of an MTP layer would take seconds
+        reading = weights.reading(device, lambda done, total: None)
+    with torch.inference_mode(), reading:
+        bound = bind_head(weights, ops, device, model.page_size, ends)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # experts in BF16, which are packed by now
+    return bound
 
 
 def _weight_bytes(uses: Sequence[Use], plan: Plan) -> int:
