@@ -16,10 +16,12 @@ import torch
 
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+from microscale.models.draft_heads.layer import join
+from microscale.models.dummy_weights import META
 from microscale.models.pre_norm import Added, PreNormLayer, PreNormModel, ResidualLayer, attention_spec, small_spec
 from microscale.models.qwen3_5.config import Qwen35Config
 from microscale.models.qwen3_5.weights import Qwen35Layer
-from microscale.models.rope import plain_table
+from microscale.models.rope import computing_on, plain_table
 from microscale.planning.ops import (
     AttentionBatch,
     Dense,
@@ -59,7 +61,7 @@ class GatedAttentionLayer(PreNormLayer):
     ) -> tuple[Tensor, Tensor]:
         """Queries and their gates, side by side."""
         qkv, gates, x = self._gated(x, state)
-        return torch.cat((self._write(qkv, batch, kv, rope), gates), dim=1), x
+        return join(self._write(qkv, batch, kv, rope), gates, dim=1), x
 
     def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Added]:
         if not x.shape[0]:
@@ -108,7 +110,7 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         kind = self.config.layer_kinds[layer_idx]
         if kind is LayerKind.LINEAR:
             return self._linear(tensors)
-        return bind_attention(self.config, tensors, self.ops, self.page_size)
+        return bind_attention(self.config, tensors, self.ops, self.device, self.page_size)
 
     def _linear(self, tensors: Qwen35Layer) -> LinearLayer:
         config, ops = self.config, self.ops
@@ -136,7 +138,8 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         assert tensors.a_log is not None
         assert tensors.dt_bias is not None
         assert tensors.linear_norm is not None
-        conv, decay = tensors.conv[:, 0].contiguous(), -tensors.a_log.float().exp()
+        a_log = tensors.a_log.float()
+        conv, decay = tensors.conv[:, 0].contiguous(), a_log if a_log.is_meta else -a_log.exp()
         return RecurrentWeights(
             conv, decay, tensors.dt_bias.float(), tensors.linear_norm.float(), self.config.rms_epsilon
         )
@@ -154,15 +157,19 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         return RecurrentSpec(*sizes, activations, tokens=1)
 
 
-def bind_attention(config: Qwen35Config, tensors: Qwen35Layer, ops: Ops, page_size: int) -> GatedAttentionLayer:
+def bind_attention(
+    config: Qwen35Config, tensors: Qwen35Layer, ops: Ops, device: torch.device, page_size: int
+) -> GatedAttentionLayer:
     assert tensors.qkv is not None
     assert tensors.q_norm is not None
     assert tensors.k_norm is not None
     assert tensors.o is not None
     turned = _turned(config)
-    q_norm, k_norm = (around_one(norm[turned], ops) for norm in (tensors.q_norm, tensors.k_norm))
+    q_norm, k_norm = (around_one(norm, ops, turned) for norm in (tensors.q_norm, tensors.k_norm))
     spec = attention_spec(config, LayerKind.FULL, ops, page_size, sinks=False)
-    qkv = ops.dense("qkv", DenseWeights(tensors.qkv[_rows(config)]), behind_sum=True)
+    # Another order of rows; a shape alone has none.
+    rows = tensors.qkv if device.type == META else tensors.qkv[_rows(config)]
+    qkv = ops.dense("qkv", DenseWeights(rows), behind_sum=True)
     attention = ops.attention(LayerKind.FULL.value, spec, None)
     return GatedAttentionLayer(
         kind=LayerKind.FULL,
@@ -186,16 +193,22 @@ def _feed_forward(config: Qwen35Config, tensors: Qwen35Layer, ops: Ops) -> dict[
     }
 
 
-def around_one(weight: Tensor, ops: Ops) -> Tensor:
-    """What a norm multiplies by, in float32: in bf16 a small weight would be lost next to the one."""
-    return ops.computed(lambda: weight.float() + 1)
+def around_one(weight: Tensor, ops: Ops, order: list[int] | None = None) -> Tensor:
+    """What a norm multiplies by, in this order and in float32: in bf16 a small weight would be lost next to the one."""
+
+    def made() -> Tensor:
+        if weight.is_meta:  # a shape alone: see ``draft_heads/layer.py``
+            return torch.empty(weight.shape, device=weight.device)
+        return (weight if order is None else weight[order]).float() + 1
+
+    return ops.computed(made)
 
 
 def rope_table(config: Qwen35Config, device: torch.device) -> RopeTable:
     """Frequencies of the pairs that turn, then zeros."""
-    table = plain_table(config.rope, config.rotary_dim, device)
-    still = torch.zeros((config.head_dim - config.rotary_dim) // 2, device=device)
-    return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)))
+    table = plain_table(config.rope, config.rotary_dim, computing_on(device))
+    still = table.inverse_frequencies.new_zeros((config.head_dim - config.rotary_dim) // 2)
+    return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)).to(device))
 
 
 def _turned(config: Qwen35Config) -> list[int]:

@@ -47,7 +47,7 @@ class Mtp(ChainHead):
         self.norms = ops.computed(lambda: join(both[0][None], both[1][None]))
         self.fc = ops.dense("fc", DenseWeights(tensors.fc))
         shape: Qwen35Config = config.layer
-        self.layer = bind_attention(shape, weights.layer(0, device), ops, page_size)
+        self.layer = bind_attention(shape, weights.layer(0, device), ops, device, page_size)
         self.norm = around_one(tensors.norm, ops)
         self.rope = ops.computed(lambda: rope_table(shape, device))
 
