@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microscale.errors import BadSetting
-from microscale.models.checkpoint import Checkpoint, FromCheckpoint
+from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import MtpConfig
 from microscale.models.draft_heads.weights import HeadTensors
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.qwen3_5.config import Formats, Qwen35Config
 from microscale.models.qwen3_5.weights import NEAR_ZERO, Qwen35Layer, attention_rows, feed_forward_rows
-from microscale.models.storage import storages
+from microscale.models.storage import KV_SCALES, storages
 from microscale.models.tensor_table import TensorRow, TensorSource, vector
 from microscale.parallel.sharding import WHOLE, Shard
 
@@ -55,6 +55,14 @@ def mtp_rows(c: MtpConfig, *, fused: bool = False) -> Rows:
     return {PREFIX: ends, LAYER: [*attention_rows(layer, MODULES), *feed_forward_rows(layer, MODULES, fused)]}
 
 
+def _named(rows: Rows) -> list[tuple[str, TensorRow]]:
+    return [(prefix, row) for prefix in rows for row in rows[prefix]]
+
+
+def _specs(rows: Rows) -> list[TensorSpec]:
+    return [spec for prefix, row in _named(rows) for spec in row.specs(prefix)]
+
+
 class CheckpointMtp(FromCheckpoint):
     """Weights from a checkpoint. A rank reads its own heads and widths, and all of ``fc``."""
 
@@ -62,7 +70,7 @@ class CheckpointMtp(FromCheckpoint):
         """``rows``: of the whole layer."""
         self.config = config
         self._rows = rows
-        super().__init__(checkpoint, [spec for prefix in rows for row in rows[prefix] for spec in row.specs(prefix)])
+        super().__init__(checkpoint, _specs(rows))
 
     def tensors(self, device: torch.device) -> HeadTensors:
         return HeadTensors(**self._all(PREFIX, device))
@@ -94,12 +102,9 @@ def open_mtp(folder: Path, target: Qwen35Config, shard: Shard = WHOLE) -> Checkp
     fc_format = found(f"{PREFIX}fc")
     fused = f"{LAYER}mlp.experts.gate_up_proj" in checkpoint.entries
     rows = mtp_rows(mtp_config(target, formats, fc_format), fused=fused)
-    specs = [spec for prefix in rows for row in rows[prefix] for spec in row.specs(prefix)]
-    checkpoint.check(specs, unread=MODULES["fp8_block"].unread)
+    checkpoint.check(_specs(rows), unread=(*MODULES["fp8_block"].unread, *KV_SCALES))
     if not shard.is_whole:
-        checkpoint = checkpoint.of_rank(
-            dict(part for prefix in rows for row in rows[prefix] for part in row.parts(prefix, shard))
-        )
+        checkpoint = checkpoint.of_rank(dict(part for prefix, row in _named(rows) for part in row.parts(prefix, shard)))
     return CheckpointMtp(mtp_config(target.sharded(shard), formats, fc_format), rows, checkpoint)
 
 
