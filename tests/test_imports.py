@@ -82,6 +82,7 @@ RECORDED = [
     ("qwen3-30b-a3b", "b200", "fast"),
     ("gemma-4-26b-a4b", "gb10", "exact"),
     ("gemma-4-tiny", "rtx4090", "fast"),
+    ("qwen3.6-tiny", "h200", "exact"),
 ]
 
 
@@ -107,10 +108,10 @@ from microscale.planning.precision import make_precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.warming import recorded
 from microscale.hardware import known
-from microscale.models.draft_heads.weights import DummyHead
+from microscale.models.draft_heads.heads import dummy_head
 from microscale.models.draft_heads.config import PRESETS, Llama3Rope
 from microscale.models.dummy_weights import ShapeTensors
-from microscale.models.families import preset
+from microscale.models.families import mtp_of, preset
 from microscale.parallel.sharding import Shard
 
 EAGLE3, NVIDIA = PRESETS["gpt-oss-20b-eagle3"], PRESETS["gpt-oss-120b-eagle3-v3"]
@@ -129,13 +130,14 @@ HEADS = {
     ),
 }
 world, name, embed = json.loads(sys.argv[1])
-config = preset("gpt-oss-20b", {})
+config = preset("qwen3.6-tiny" if name == "MTP" else "gpt-oss-20b", {})
 config = config if world == 1 else config.sharded(Shard(1, world))
 precision = make_precision(layer_formats=[f"embed={embed}"])
 setup = Setup(known("h200"), Activations.BF16, Preference(), precision)
 head = None
 if name is not None:
-    weights = DummyHead(replace(HEADS[name], shard=config.shard), ShapeTensors())
+    own = mtp_of(config).config(config) if name == "MTP" else replace(HEADS[name], shard=config.shard)
+    weights = dummy_head(own, ShapeTensors())
     head = prepare_head(weights, setup, 16, HeadFormats())
 found = recorded(config, setup, 16, 1024, 5 if head else 0, head)
 listed = {kernel.short_name for kernel in found}
@@ -154,6 +156,8 @@ print(json.dumps(sorted(sys.modules)))
         (1, "NVIDIA's", "mxfp8"),
         (1, "a norm of each tap", "bf16"),
         (1, "DFlash", "bf16"),
+        (1, "MTP", "bf16"),
+        (2, "MTP", "bf16"),
         (2, "EAGLE3", "bf16"),
         (4, "DFlash", "bf16"),
     ],

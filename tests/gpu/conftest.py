@@ -26,9 +26,8 @@ import torch
 
 from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
-from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.families import preset
-from microscale_lab.prove.inventory import SETTINGS, Setting, record_setting, recorded
+from microscale_lab.prove.inventory import SETTINGS, Setting, heads, record_setting, recorded
 from support.listed import assert_listed
 from support.play import add_option, is_played, play
 
@@ -76,7 +75,7 @@ def of_real_models() -> Mapping[Kernel, list[str]]:
 @cache
 def of_heads() -> Mapping[Kernel, list[str]]:
     """What draft heads start."""
-    return recorded(detect(), tuple(HEADS))
+    return recorded(detect(), tuple(heads()))
 
 
 @cache

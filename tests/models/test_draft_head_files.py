@@ -124,6 +124,7 @@ def test_numbers_of_other_types_are_held_in_bf16(tmp_path: Path) -> None:
     head = HEADS["specforge"]
     wide = {name: t.float() if t.is_floating_point() else t for name, t in head.tensors.items()}
     found = open_draft_head(replace(head, tensors=wide).write(tmp_path), TARGET).tensors(torch.device("cpu"))
+    assert isinstance(found.fc, torch.Tensor)
     assert found.fc.dtype == torch.bfloat16
     assert torch.equal(found.fc, head.tensors["fc.weight"])
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from microscale import hardware
 from microscale.hardware import known
-from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, outline_head, record_head
+from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, ops_for_head, outline_head, record_head
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
 from microscale.planning.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
@@ -25,12 +24,13 @@ from support.tiny_heads import HEADS as TINY
 from support.tiny_heads import TARGET
 
 CONTEXT = 1 << 17
-HEADS = ["gpt-oss-20b-eagle3", "gpt-oss-120b-eagle3-v3", "dflash-tiny"]
+HEADS = ["gpt-oss-20b-eagle3", "gpt-oss-120b-eagle3-v3", "dflash-tiny", "qwen3.6-35b-a3b-mtp"]
 
 
 @cache
 def bound(card: str, name: str) -> tuple[DraftHead, dict[Kernel, Launch]]:
-    head = bind_head_shapes(PRESETS[name], Ops(known(card), Activations.BF16, Preference()))
+    ops = ops_for_head(Ops(known(card), Activations.BF16, Preference()))
+    head = bind_head_shapes(inventory.heads()[name], ops)
     return head, record_head(head, CONTEXT)
 
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from microscale.hardware import known
 from microscale.kernels import launch as launching
 from microscale.models.config import OWN_FORMATS, HeadFormats
-from microscale.models.draft_heads import eagle3
+from microscale.models.draft_heads import chain
 from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.drafting import guess
 from microscale.models.draft_heads.eagle3 import Eagle3
@@ -77,7 +77,7 @@ def one_pass(head: Eagle3, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], 
         torches.started.append("cat")  # without memory it is a shape alone
         return join(first, second, dim)
 
-    monkeypatch.setattr(eagle3, "join", joined)
+    monkeypatch.setattr(chain, "join", joined)
     with launching.recording(), Torch() as torches:
         logits, _ = head.forward(step, kv, hidden)
         guess(logits, head, head.layer.small, drafts[:, 1], head.target_ids)

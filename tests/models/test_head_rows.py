@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microscale import hardware
 from microscale.models.batch import ForwardBatch, LogitRows
-from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, Llama3Rope, head_rope_table
+from microscale.models.draft_heads.config import PRESETS, Eagle3Config, Llama3Rope, SeparateHeadConfig, head_rope_table
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.eagle3 import Eagle3, target_ids
@@ -59,7 +59,7 @@ def verified(rows: int, number: int, device: torch.device, last: bool = True) ->
     return Verified(batch, torch.zeros((rows, TINY.reads.width), device=device))
 
 
-def bound(config: HeadConfig, device: torch.device) -> DraftHead:
+def bound(config: SeparateHeadConfig, device: torch.device) -> DraftHead:
     ops, target = (Ops(hardware.cpu(), Activations.FLOAT32, Preference()) for _ in range(2))
     table = torch.zeros((config.reads.vocab_size, config.reads.target_hidden), dtype=torch.bfloat16, device=device)
     ends = TargetEnds(target.embed(table), target.dense("lm_head", DenseWeights(table)))

@@ -17,7 +17,7 @@ from microscale.explain.report import Question, explain
 from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import OWN_FORMATS, HeadFormats
-from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
+from microscale.models.draft_heads.config import Eagle3Config, HeadConfig, SeparateHeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
 from microscale.models.draft_heads.layer import FULL
@@ -35,7 +35,7 @@ DEMO = EngineConfig("demo", device="cpu", speculative=EAGLE3)
 PAGES = 4
 
 
-def part_of(config: HeadConfig, shard: Shard, make: RandomTensors) -> Any:
+def part_of(config: SeparateHeadConfig, shard: Shard, make: RandomTensors) -> Any:
     """One rank's random head: its rows of the whole one's lm_head, where it has one of its own."""
     whole = DummyHead(config, make)
     rows, tensors = split_vocabulary(config.reads.vocab_size, shard), whole.tensors
@@ -134,6 +134,8 @@ def test_a_rank_reads_its_rows_of_the_lm_head_alone() -> None:
         rows, tensors = weights.config.own_rows, weights.tensors(device)
         assert tensors.lm_head is not None
         assert torch.equal(tensors.lm_head, whole.lm_head[rows.start : rows.stop])
+        assert isinstance(tensors.fc, Tensor)
+        assert isinstance(whole.fc, Tensor)
         assert torch.equal(tensors.fc, whole.fc)
         read = [entry.end - entry.begin for entry in weights.entries if "lm_head" in entry.name]
         assert sum(read) == len(rows) * whole.fc.shape[0] * 2

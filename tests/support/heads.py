@@ -13,7 +13,7 @@ from microscale.engine.speculation.drafter import Context, DraftTarget, Launched
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.models import embedded
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
-from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, HeadReads, LayerShape
+from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadReads, LayerShape, SeparateHeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
 from microscale.models.draft_heads.weights import DummyHead, HeadWeights
@@ -36,7 +36,7 @@ def trained_head(page_size: int = 16) -> DraftHead:
     return bound(open_head_weights(str(embedded.DRAFT_HEAD), model.config), model)
 
 
-def random_config(kind: str, model: AnyModel) -> HeadConfig:
+def random_config(kind: str, model: AnyModel) -> SeparateHeadConfig:
     target = model.config
     layer = LayerShape(target.hidden, 96, 4, 2, 64, PlainRope(1e4), 1e-5, kind == "dflash", False, 4096)
     reads = HeadReads((1, target.num_layers), target.hidden, target.vocab_size)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
 
 from microscale.formats import block_format, decode, encode
 from microscale.models.config import LayerKind
@@ -113,6 +114,17 @@ def random_qwen3_5(c: Qwen35Config, seed: int = 0) -> dict[str, Tensor]:
     return tensors
 
 
+def random_mtp(c: Qwen35Config, seed: int = 0) -> dict[str, Tensor]:
+    """The tensors of its MTP layer in BF16, by their whole names."""
+    tensors = random_qwen3_5(replace(c, num_layers=1, layer_kinds=(_FULL,), tied=True), seed + 100)
+    generator = torch.Generator().manual_seed(seed + 200)
+    del tensors["embed_tokens.weight"]
+    tensors["fc.weight"] = torch.randn(c.hidden, 2 * c.hidden, generator=generator) * c.hidden**-0.5
+    for part in ("embedding", "hidden"):
+        tensors[f"pre_fc_norm_{part}.weight"] = torch.randn(c.hidden, generator=generator) * 0.3
+    return {f"mtp.{name}": t.to(torch.bfloat16) for name, t in tensors.items()}
+
+
 def rounded(tensors: Mapping[str, Tensor], fmt: str) -> dict[str, Tensor]:
     """``tensors`` in float32, experts after a turn through ``fmt``."""
     block = block_format(fmt)
@@ -129,13 +141,17 @@ def config_json(config: Qwen35Config) -> dict[str, object]:
     return {"model_type": MULTIMODAL, "tie_word_embeddings": config.tied, "text_config": text}
 
 
-def write_qwen3_5(folder: Path, config: Qwen35Config, tensors: Mapping[str, Tensor]) -> Path:
-    """A checkpoint in ``folder``, with config.json as published, and with tensors that are not read."""
+def write_qwen3_5(
+    folder: Path, config: Qwen35Config, tensors: Mapping[str, Tensor], mtp: Mapping[str, Tensor] | None = None
+) -> Path:
+    """A checkpoint in ``folder``, with config.json as published, and with tensors that are not read. ``mtp``: those of
+    its MTP layer; ``None``: random ones."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_json(config)))
     named = {name if name.startswith("lm_head") else PREFIX + name: t.contiguous() for name, t in tensors.items()}
-    unread = {"model.visual.merger.norm.weight": torch.ones(4), "mtp.norm.weight": torch.ones(4)}
-    save_file({**named, **unread}, folder / "model.safetensors")
+    named |= random_mtp(config) if mtp is None else mtp
+    named["model.visual.merger.norm.weight"] = torch.ones(4)
+    save_file(named, folder / "model.safetensors")
     return folder
 
 
@@ -149,3 +165,30 @@ def transformers_qwen3_5(config: Qwen35Config, tensors: Mapping[str, Tensor]) ->
     assert set(missing) <= ({"lm_head.weight"} if config.tied else set())
     model.tie_weights()
     return model
+
+
+class PlainMtp:
+    """The MTP layer of these tensors, made of transformers' own layer and norms, in pure float32."""
+
+    def __init__(self, config: Qwen35Config, target: Qwen3_5MoeForCausalLM, tensors: Mapping[str, Tensor]) -> None:
+        text = to_text_config(replace(config, num_layers=1, layer_kinds=(_FULL,)))
+        theirs = Qwen3_5MoeTextConfig(**text, attn_implementation="eager")
+        self._target, self._fc = target, tensors["mtp.fc.weight"].float()
+        self._layer = Qwen3_5MoeDecoderLayer(theirs, 0).float().eval()
+        before = "mtp.layers.0."
+        self._layer.load_state_dict({k.removeprefix(before): t for k, t in tensors.items() if k.startswith(before)})
+        self._norms = {}
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            self._norms[name] = Qwen3_5MoeRMSNorm(config.hidden, eps=config.rms_epsilon)
+            self._norms[name].load_state_dict({"weight": tensors[f"mtp.{name}.weight"].float()})
+
+    @torch.inference_mode()
+    def rows(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and hidden states of rows with ``hidden``, each before one of ``tokens``."""
+        embedded = self._norms["pre_fc_norm_embedding"](self._target.model.embed_tokens(tokens))
+        x = torch.cat((embedded, self._norms["pre_fc_norm_hidden"](hidden)), dim=1) @ self._fc.T
+        positions = torch.arange(len(tokens)).view(1, 1, -1)
+        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
+        x = self._layer(x[None], self._target.model.rotary_emb(x[None], positions), mask)[0]
+        states = self._norms["norm"](x)
+        return self._target.lm_head(states), states

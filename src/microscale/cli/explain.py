@@ -80,7 +80,7 @@ def explain(
     speculative: Annotated[
         str | None,
         speculation_option(
-            help="Show whether speculative decoding is faster: ngram, eagle3, a draft head's folder or hub id, or "
+            help="Show whether speculative decoding is faster: ngram, eagle3, mtp, a draft head's folder or hub id, or "
             "the JSON of serve's --speculative-config."
         ),
     ] = None,

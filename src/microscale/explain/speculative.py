@@ -18,7 +18,7 @@ from microscale.engine.speculation.length import DraftCosts, acceptance_for, tok
 from microscale.errors import BadSetting
 from microscale.hardware.speeds_of_others import PublishedDrafts, published_drafts
 from microscale.models import embedded
-from microscale.models.config import OWN_FORMATS, HeadFormats
+from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.heads import open_head_weights
 from microscale.models.draft_heads.weights import HeadWeights
@@ -34,7 +34,7 @@ LENGTHS = (2.0, 2.5, 3.0)
 """Acceptance lengths (tokens per step), as publishers of draft heads report them."""
 COUNTED_AT = 3
 """Number of drafts in those published figures."""
-NGRAM, EAGLE3 = "ngram", "eagle3"
+NGRAM, EAGLE3, MTP = "ngram", "eagle3", "mtp"
 STEP_TOKENS = 8192
 
 
@@ -43,7 +43,7 @@ class DraftSource:
     """Where drafts come from, by ``--speculative``."""
 
     name: str
-    """``ngram``, ``eagle3``, or a draft head's folder or hub id."""
+    """``ngram``, ``eagle3``, ``mtp``, or a draft head's folder or hub id."""
     config: SpeculativeConfig | None = None
     """If ``--speculative`` is the JSON of ``--speculative-config``."""
 
@@ -223,8 +223,10 @@ def find_head(drafter: DraftSource, model: str, config: ModelConfig, *, offline:
     name = drafter.name
     if name == NGRAM:
         return None
-    if drafter.config is not None and name != EAGLE3:
-        return open_head(drafter.config, model, config, offline=offline)
+    asked = SpeculativeConfig(MTP, COUNTED_AT) if name == MTP and drafter.config is None else drafter.config
+    if asked is not None and name != EAGLE3:
+        # Of the target's own checkpoint a report needs the shapes.
+        return open_head(asked, model, config, offline=offline, load_format=LoadFormat.DUMMY)
     head = f"{preset_name(model)}-{EAGLE3}" if name == EAGLE3 else name
     if name == EAGLE3 and model == embedded.NAME:
         head = str(embedded.DRAFT_HEAD)

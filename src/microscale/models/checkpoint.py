@@ -72,6 +72,12 @@ class Checkpoint:
         mine._ranges = {name: ranges(self.entries[name], part) for name, part in parts.items()}
         return mine
 
+    def under(self, prefix: str) -> Checkpoint:
+        """The same files with those tensors alone whose names begin with ``prefix``."""
+        part = copy(self)
+        part.entries = {name: entry for name, entry in self.entries.items() if name.startswith(prefix)}
+        return part
+
     def check(
         self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = (), unread: tuple[str, ...] = ()
     ) -> tuple[int, int]:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from microscale.errors import BadCheckpoint, BadSetting
+from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
 from microscale.models.config import LoadFormat, ModelConfig, read_config_file
 from microscale.models.decoder import Decoder
+from microscale.models.draft_heads.config import MtpConfig
+from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
+from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.gemma4 import config as gemma4
 from microscale.models.gemma4 import config_file as gemma4_file
@@ -25,6 +28,8 @@ from microscale.models.known_checkpoints import PUBLISHED, preset_of, refuse_arc
 from microscale.models.qwen3_5 import config as qwen3_5
 from microscale.models.qwen3_5 import weights as qwen3_5_weights
 from microscale.models.qwen3_5.model import Qwen35
+from microscale.models.qwen3_5.mtp import Mtp
+from microscale.models.qwen3_5.mtp_weights import DummyMtp, mtp_config, open_mtp
 from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
@@ -49,6 +54,18 @@ AnyModel: TypeAlias = "Decoder[Any]"
 
 
 @dataclass(frozen=True)
+class MtpFamily(Generic[Config]):
+    """The layers for drafts in a family's checkpoints."""
+
+    config: Callable[[Config], MtpConfig]
+    """That of a target without a checkpoint."""
+    dummy: Callable[[MtpConfig, TensorMaker], HeadWeights]
+    open: Callable[[Path, Config, Shard], HeadWeights]
+    """One rank's part of it from the folder of a target, whose config is that of all ranks."""
+    bind: Callable[[HeadWeights, Ops, torch.device, int, TargetEnds], DraftHead]
+
+
+@dataclass(frozen=True)
 class ModelFamily(Generic[Config, Layer]):
     """One family: architectures that one model file computes."""
 
@@ -67,6 +84,7 @@ class ModelFamily(Generic[Config, Layer]):
     """One rank's part of a checkpoint, which is checked against its own config in full."""
     build: Callable[[Weights[Config, Layer], Ops, torch.device, int, Callable[[], None]], AnyModel]
     """The model of these weights, on a device, with pages of this size. Calls back after each layer."""
+    mtp: MtpFamily[Config] | None = None
 
 
 GPT_OSS = ModelFamily(
@@ -108,6 +126,7 @@ QWEN3_5 = ModelFamily(
     table=qwen3_5_weights.tensor_table,
     open=qwen3_5_weights.open_qwen3_5,
     build=Qwen35,
+    mtp=MtpFamily(mtp_config, DummyMtp, open_mtp, Mtp),
 )
 FAMILIES: tuple[ModelFamily[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE, QWEN3_5)
 """The first reads files without a ``model_type``."""
@@ -185,6 +204,18 @@ def _family_of(config: ModelConfig) -> ModelFamily[Any, Any]:
     return next(family for family in FAMILIES if isinstance(config, family.config))
 
 
+def mtp_of(config: ModelConfig) -> MtpFamily[Any]:
+    """The layers for drafts of a model's family."""
+    found = _family_of(config).mtp
+    if found is None:
+        types = ", ".join(name for family in FAMILIES if family.mtp is not None for name in family.model_types)
+        raise Unsupported(
+            f"--speculative-config: method mtp is for models with an MTP layer, whose model_type is one of {types}; "
+            f"use another method, or start this model without drafts."
+        )
+    return found
+
+
 def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
     """Random weights of the right shapes."""
     return shape_weights(config, RandomTensors(seed))
@@ -205,6 +236,7 @@ __all__ = [
     "build_model",
     "dummy_weights",
     "find_config",
+    "mtp_of",
     "open_weights",
     "preset",
     "read_model_config",

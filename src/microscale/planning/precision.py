@@ -86,9 +86,9 @@ class Precision:
     def keeps_own(self, layer: str, spec: Any) -> str | None:
         """Why a layer stays in its checkpoint's format although ``formats`` has another: kernels read a block format in
         tiles of 16 rows and in blocks of 32 columns. ``None`` where it does not, and where that is refused instead."""
-        own = getattr(spec, "weight_format", None)
+        own = getattr(spec, "weight_format", "")
         named = layer.partition(".")[0] in dict(self.chosen)
-        if not self.where_it_fits or own is None or named or self.format_of(layer, own) not in FORMATS:
+        if not self.where_it_fits or not hasattr(spec, "columns") or named or self.format_of(layer, own) not in FORMATS:
             return None
         if spec.columns % BLOCK or spec.rows % FRAGMENT_ROWS:
             needs = f"multiples of {FRAGMENT_ROWS} rows and {BLOCK} columns"
@@ -105,8 +105,10 @@ class Precision:
 
     def of_draft_head(self, quantization: str | None = None, lm_head: str | None = None) -> Precision:
         """The precision of a model's draft head: the checkpoint's own formats, except that ``quantization`` holds all
-        dense layers and ``lm_head`` its lm_head in another one; the same KV cache."""
+        dense layers and ``lm_head`` its lm_head in another one, and that BF16 experts are held in MXFP8; the same KV
+        cache."""
         formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
+        formats += (_EXPERTS,)
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
         return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
 

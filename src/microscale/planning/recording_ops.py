@@ -38,7 +38,7 @@ class Unbound:
 
 def _is_part(weight: object, table: object) -> bool:
     """Whether it is the table or, of one rank, some rows of it: the checkpoint holds them once."""
-    return weight is table or (isinstance(weight, ShapeOnly) and weight.table is table)
+    return table is not None and (weight is table or (isinstance(weight, ShapeOnly) and weight.table is table))
 
 
 class RecordingOps(Ops):

@@ -3,25 +3,29 @@ drafts cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from microscale.engine.loading.memory import HeadNeed
-from microscale.engine.speculation.config import DFLASH, EAGLE3, SpeculativeConfig
+from microscale.engine.loading.memory import HeadNeed, op_working_bytes
+from microscale.engine.speculation.config import DFLASH, EAGLE3, MTP, SpeculativeConfig
 from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
 from microscale.hardware.draft_costs import host_ms, step_curve
-from microscale.models import embedded
-from microscale.models.config import OWN_FORMATS, HeadFormats
+from microscale.models import embedded, hub
+from microscale.models.checkpoint import FromCheckpoint
+from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, outline_head
 from microscale.models.draft_heads.weights import HeadWeights
-from microscale.models.families import AnyModel, ModelConfig
+from microscale.models.dummy_weights import RandomTensors
+from microscale.models.families import AnyModel, ModelConfig, find_config, mtp_of
 from microscale.models.outline import Outline
+from microscale.models.pre_norm import PreNormModel
 from microscale.planning import registry
 from microscale.planning.decision import Plan
 from microscale.planning.ops import Activations, Ops
@@ -40,14 +44,32 @@ class PreparedHead:
     setup: Setup
     plan: Plan
     need: HeadNeed
+    read_bytes: float
+    """Bytes of its own weights that a pass reads for one token."""
 
     @property
     def config(self) -> HeadConfig:
         return self.weights.config
 
 
-def open_head(config: SpeculativeConfig, model: str, target: ModelConfig, *, offline: bool) -> HeadWeights:
-    """The head that the option names, checked to be of its method and to fit the target."""
+def open_head(
+    config: SpeculativeConfig,
+    model: str,
+    target: ModelConfig,
+    *,
+    offline: bool,
+    load_format: LoadFormat | str = LoadFormat.AUTO,
+    overrides: Mapping[str, object] | None = None,
+    seed: int = 0,
+) -> HeadWeights:
+    """The head that the option names, checked to be of its method and to fit the target. That of ``mtp`` is in the
+    target's own checkpoint; with ``load_format`` dummy it is random, as the target is."""
+    if config.method == MTP:
+        mtp = mtp_of(target)
+        if load_format == LoadFormat.DUMMY:
+            return mtp.dummy(mtp.config(target), RandomTensors(seed))
+        whole = find_config(model, load_format, overrides or {}, offline)
+        return mtp.open(hub.resolve(model, offline=offline), whole, target.shard)
     name = config.model
     if name is None:
         if model != embedded.NAME or config.method != EAGLE3:
@@ -84,7 +106,9 @@ def prepare_head(
     held = shape.other_bytes + _weight_bytes(shape.uses, plan)
     number = 4 if setup.activations is Activations.FLOAT32 else 2
     working = number * (config.reads.width + 4 * config.layer.hidden + config.layer.qkv_rows)
-    return PreparedHead(weights, setup, plan, HeadNeed(held, shape.cached_numbers, working, len(config.own_rows) * 6))
+    working += sum(op_working_bytes(use.spec) for use in shape.uses if use.op == "moe")
+    need = HeadNeed(held, shape.cached_numbers, working, len(config.own_rows) * 6)
+    return PreparedHead(weights, setup, plan, need, shape.other_bytes + _read_bytes(shape.uses, plan))
 
 
 def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
@@ -92,8 +116,16 @@ def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
     setup = head.setup
     threads, ranks = model.ops.threads, model.ops.ranks
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, head.plan, threads, ranks)
-    with torch.inference_mode():
-        return bind_head(head.weights, ops, model.device, model.page_size, TargetEnds(model.embed, model.lm_head))
+    ends = TargetEnds(model.embed, model.lm_head, model.norm if isinstance(model, PreNormModel) else None)
+    weights, device = head.weights, model.device
+    reading: AbstractContextManager[None] = nullcontext()
+    if isinstance(weights, FromCheckpoint):  # one by one, the thousand tensors of an MTP layer would take seconds
+        reading = weights.reading(device, lambda done, total: None)
+    with torch.inference_mode(), reading:
+        bound = bind_head(weights, ops, device, model.page_size, ends)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # experts in BF16, which are packed by now
+    return bound
 
 
 def _weight_bytes(uses: Sequence[Use], plan: Plan) -> int:
@@ -102,6 +134,15 @@ def _weight_bytes(uses: Sequence[Use], plan: Plan) -> int:
     return sum(
         count * registry.find(decision.op, decision.chosen).packed_bytes(decision.spec) for count, decision in decisions
     )
+
+
+def _read_bytes(uses: Sequence[Use], plan: Plan) -> float:
+    """The part of these that one token reads: of its experts alone."""
+
+    def share(use: Use) -> float:
+        return use.spec.top_k / use.spec.num_experts if use.op == "moe" else 1.0
+
+    return sum(_weight_bytes([use], plan) * share(use) for use in uses)
 
 
 def draft_costs(
@@ -118,9 +159,6 @@ def draft_costs(
         # 566 MB of gpt-oss-20b's EAGLE3 head on an H200, where the target reads 3.7 GB in 1.32 ms.
         lm_head = [use for use in shape.uses if use.layer == "lm_head"]
         shared = 0 if head.config.own_lm_head else _weight_bytes(lm_head, plan)
-        moe = [use for use in shape.uses if use.op == "moe"]
-        dense = _weight_bytes([use for use in shape.uses if use.op != "moe"], plan)
-        read = dense + _weight_bytes(moe, plan) * top_k / num_experts
-        head_ms = curve.at(1) * (head.need.weights + shared) / max(read, 1.0)
+        head_ms = curve.at(1) * (head.read_bytes + shared) / max(_read_bytes(shape.uses, plan), 1.0)
     wait = None if on_device else partial(host_ms, gpu=setup.gpu)
     return DraftCosts(curve, head_ms, head is not None and head.config.most_drafts is not None, wait)

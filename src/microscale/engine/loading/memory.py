@@ -316,7 +316,7 @@ def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
 
 def _activations(outline: Outline, workload: Workload) -> int:
     """The most that one op holds for a step's tokens, three copies of the residual stream, and the logits."""
-    per_token = max(_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
+    per_token = max(op_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
     # One row a sequence, one a draft, and those of the prompts that are scored.
     drafted = min(workload.sequences * workload.draft_tokens, workload.step_tokens)
     rows = workload.sequences + drafted + min(SCORED_TOKENS, workload.step_tokens)
@@ -341,7 +341,7 @@ def _logits_row(outline: Outline) -> int:
     return outline.vocab_size * 6
 
 
-def _working_bytes(spec: object) -> int:
+def op_working_bytes(spec: object) -> int:
     """Bytes that an op holds for one token: what goes in, what comes out, and between the two GEMMs of experts."""
     if isinstance(spec, DenseSpec):
         return 2 * (spec.rows + spec.columns)

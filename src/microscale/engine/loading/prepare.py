@@ -144,7 +144,15 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         _check_drafts(options.model, shape, drafts.num_speculative_tokens)
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
         if drafts.is_head:
-            opened = open_head(drafts, options.model, config, offline=options.offline)
+            opened = open_head(
+                drafts,
+                options.model,
+                config,
+                offline=options.offline,
+                load_format=options.load_format,
+                overrides=options.hf_overrides,
+                seed=options.seed,
+            )
             head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
             workload = replace(workload, head=head.need)
     plan, memory = plan_and_size(shape, setup, workload, available)

@@ -46,7 +46,7 @@ def recorded(
     if draft_tokens:
         kernels |= record_following(len(PAGED))
     if head is not None:
-        own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
+        own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision, ranks=ranks)
         kernels |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)
     return kernels
 

@@ -12,8 +12,8 @@ from typing import Any
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT, HeadFormats
 
-NGRAM, EAGLE3, DFLASH = "ngram", "eagle3", "dflash"
-METHODS = (NGRAM, EAGLE3, DFLASH)
+NGRAM, EAGLE3, DFLASH, MTP = "ngram", "eagle3", "dflash", "mtp"
+METHODS = (NGRAM, EAGLE3, DFLASH, MTP)
 LM_HEAD_FORMATS = ("bf16", "mxfp8")
 QUANTIZATIONS = ("mxfp8",)
 MAX_LOOKUP = 64
@@ -33,8 +33,8 @@ class SpeculativeConfig:
     draft_lm_head: str | None = None
     """``eagle3``: the format in which the head's own lm_head is held; ``None``: the checkpoint's."""
     quantization: str | None = None
-    """``eagle3``, ``dflash``: the format in which all dense weights of the head are held, also its own lm_head;
-    ``None``: the checkpoint's."""
+    """``eagle3``, ``dflash``, ``mtp``: the format in which all dense weights of the head are held, also its own
+    lm_head; ``None``: the checkpoint's."""
     prompt_lookup_max: int = DEFAULT_LOOKUP
     """``ngram``: the maximum number of a request's last tokens that are looked up in the text before them."""
     prompt_lookup_min: int = DEFAULT_LOOKUP
@@ -49,6 +49,11 @@ class SpeculativeConfig:
             raise BadSetting(
                 f"--speculative-config: num_speculative_tokens is {self.num_speculative_tokens}; a draft has 1 to "
                 f"{MAX_DRAFT} tokens."
+            )
+        if self.model is not None and self.method == MTP:
+            raise BadSetting(
+                f"--speculative-config: method {MTP} takes no model, because the MTP layer is in the target's own "
+                f"checkpoint; leave {self.model!r} out."
             )
         if self.model is not None and not self.is_head:
             raise BadSetting(f"--speculative-config: method {self.method} takes no model; leave {self.model!r} out.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from microscale.errors import BadConfig
 from microscale.models.config import ModelConfig, check_heads, check_positive
+from microscale.models.pre_norm import PreNormConfig
 from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
 from microscale.planning.ops import RopeTable
@@ -197,7 +198,37 @@ class DFlashConfig:
         return replace(self, reads=reads, mask_token=min(self.mask_token, target.vocab_size - 1))
 
 
-HeadConfig = Eagle3Config | DFlashConfig
+@dataclass(frozen=True)
+class MtpConfig:
+    """A layer for drafts in the target's own checkpoint: one like the target's last, behind ``fc``."""
+
+    method: ClassVar[str] = "mtp"
+    num_layers: ClassVar[int] = 1
+    most_drafts: ClassVar[int | None] = None
+    own_embedding: ClassVar[bool] = False
+    own_lm_head: ClassVar[bool] = False
+
+    layer: PreNormConfig
+    """Its family's config of a model with this layer alone. Heads and widths are the rank's own; ``shard`` in it is
+    not set."""
+    target_layers: int
+    fc_format: str = "bf16"
+    shard: Shard = WHOLE
+    """The target's."""
+
+    @property
+    def reads(self) -> HeadReads:
+        return HeadReads((self.target_layers,), self.layer.hidden, self.layer.vocab_size)
+
+    @property
+    def own_rows(self) -> range:
+        """The tokens whose logits this rank has."""
+        return split_vocabulary(self.layer.vocab_size, self.shard)
+
+
+SeparateHeadConfig = Eagle3Config | DFlashConfig
+"""Of heads that have a checkpoint of their own."""
+HeadConfig = SeparateHeadConfig | MtpConfig
 
 # ---- published shapes ------------------------------------------------------------------------------------------------
 
@@ -254,7 +285,7 @@ _TINY_DFLASH = DFlashConfig(
     mask_token=500,
 )
 
-PRESETS: dict[str, HeadConfig] = {
+PRESETS: dict[str, SeparateHeadConfig] = {
     "gpt-oss-20b-eagle3": _20B,
     "gpt-oss-120b-eagle3": _120B,
     "gpt-oss-120b-eagle3-v3": _120B_V3,

@@ -23,11 +23,11 @@ from microscale.models.config import CONFIG, KEYS, ModelConfig, build, read_fiel
 from microscale.models.draft_heads.config import (
     DFlashConfig,
     Eagle3Config,
-    HeadConfig,
     HeadReads,
     HeadRope,
     LayerShape,
     Llama3Rope,
+    SeparateHeadConfig,
 )
 from microscale.models.draft_heads.weights import D2T, EMBED, LM_HEAD, CheckpointHead, check_fit
 from microscale.models.json_object import JsonObject, read_json_object
@@ -76,7 +76,7 @@ def open_draft_head(folder: Path, target: ModelConfig) -> CheckpointHead:
     return CheckpointHead(replace(config, shard=target.shard), checkpoint)
 
 
-def read_head(file: JsonObject, names: list[str], target: ModelConfig) -> HeadConfig:
+def read_head(file: JsonObject, names: list[str], target: ModelConfig) -> SeparateHeadConfig:
     """``names``: the tensors of the checkpoint; whether a head has an embedding of its own is said nowhere else."""
     if "dflash_config" in file.data:
         return _dflash(file)

@@ -30,6 +30,8 @@ class TargetEnds:
 
     embed: Embedding
     lm_head: Dense
+    norm: Tensor | None = None
+    """What its final norm multiplies by ``[hidden]``: for a head that reads what comes after this norm."""
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,26 @@ A head has its own ``Ops``: its layers have the same names as the target's, so i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from microscale.models import hub
 from microscale.models.config import OWN_FORMATS, HeadFormats, ModelConfig
-from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig
+from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, MtpConfig
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead, HeadWeights, check_fit
-from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors, ShapeTensors
+from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors, ShapeTensors, TensorMaker
+from microscale.models.families import mtp_of
 from microscale.models.outline import NO_DEVICE, in_order
 from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
 from microscale.parallel.sharding import split_vocabulary
 from microscale.planning.ops import (
     Activations,
     Dense,
-    DenseSpec,
     DenseWeights,
     Embedding,
     Kernel,
@@ -36,6 +36,9 @@ from microscale.planning.ops import (
     recording,
 )
 from microscale.planning.recording_ops import RecordingOps, Unbound
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NUM_PAGES = 4
 DRAFTS = 2
@@ -51,6 +54,11 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
     return open_draft_head(hub.resolve(model, offline=offline), target)
 
 
+def dummy_head(config: HeadConfig, make: TensorMaker) -> HeadWeights:
+    """Weights that ``make`` makes."""
+    return mtp_of(config.layer).dummy(config, make) if isinstance(config, MtpConfig) else DummyHead(config, make)
+
+
 def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
     """On the target's device, with its activations and KV format. A head keeps the formats of its checkpoint, except
     for those in ``formats``."""
@@ -60,7 +68,10 @@ def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
 
 def bind_head(weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> DraftHead:
     """The head on its kernels. Its rows lie as the target's do, in pages of the same size."""
-    kind = Eagle3 if isinstance(weights.config, Eagle3Config) else DFlash
+    config = weights.config
+    if isinstance(config, MtpConfig):
+        return mtp_of(config.layer).bind(weights, ops, device, page_size, ends)
+    kind = Eagle3 if isinstance(config, Eagle3Config) else DFlash
     return kind(weights, ops, device, page_size, ends)
 
 
@@ -72,7 +83,7 @@ class HeadOutline:
     """A head as ``models/outline.py`` describes models."""
 
     uses: tuple[Use, ...]
-    """Of one pass through its layers: an EAGLE3 head makes one for each draft, a DFlash head one for all. Without what
+    """Of one pass through its layers: a DFlash head makes one for all drafts, the others one for each. Without what
     it shares with its target (embedding, lm_head)."""
     weight_bytes: int
     """As the checkpoint has them."""
@@ -85,12 +96,13 @@ class HeadOutline:
 
 def outline_head(config: HeadConfig, activations: Activations, page_size: int) -> HeadOutline:
     tensors, ops = OutlineTensors(), RecordingOps(activations)
-    ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()))
-    bind_head(DummyHead(config, tensors), ops, NO_DEVICE, page_size, ends)
+    ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()), cast("Tensor", Unbound()))
+    bind_head(dummy_head(config, tensors), ops, NO_DEVICE, page_size, ends)
     uses = in_order(ops.layers)
     cached = 2 * config.num_layers * config.layer.num_kv_heads * config.layer.head_dim
-    dense = sum(2 * use.count * use.spec.rows * use.spec.columns for use in uses if isinstance(use.spec, DenseSpec))
-    return HeadOutline(tuple(uses), tensors.num_bytes, tensors.num_bytes - dense, config.num_layers, cached)
+    embed = 2 * config.reads.vocab_size * config.layer.hidden if config.own_embedding else 0
+    other = tensors.num_bytes - ops.weight_bytes + embed
+    return HeadOutline(tuple(uses), tensors.num_bytes, other, config.num_layers, cached)
 
 
 def bind_head_shapes(config: HeadConfig, ops: Ops, page_size: int = PAGE_SIZE) -> DraftHead:
@@ -99,8 +111,9 @@ def bind_head_shapes(config: HeadConfig, ops: Ops, page_size: int = PAGE_SIZE) -
     table = torch.empty((config.reads.vocab_size, hidden), dtype=torch.bfloat16, device=META)
     rows = split_vocabulary(config.reads.vocab_size, config.shard)
     own = Ops(ops.gpu, ops.activations, ops.preference).dense("lm_head", DenseWeights(table[: len(rows)]))
-    ends = TargetEnds(ops.embed(table), own)
-    return bind_head(DummyHead(config, ShapeTensors()), ops, torch.device(META), page_size, ends)
+    norm = torch.empty(hidden, dtype=torch.float32, device=META)
+    ends = TargetEnds(ops.embed(table), own, norm)
+    return bind_head(dummy_head(config, ShapeTensors()), ops, torch.device(META), page_size, ends)
 
 
 def record_head(head: DraftHead, max_context: int, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:

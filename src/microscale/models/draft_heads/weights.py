@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
 from microscale.models.config import ModelConfig
-from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
+from microscale.models.draft_heads.config import DFlashConfig, HeadConfig, SeparateHeadConfig
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.sharding import vocabulary
+from microscale.models.storage import Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,13 +50,14 @@ class LayerTensors:
 class HeadTensors:
     """A head without its layers. What is ``None`` is absent, or the target's is used."""
 
-    fc: Tensor  # [H, taps * target's hidden]
+    fc: Weight  # [H, taps * target's hidden]; in an MTP head [H, 2H]
     hidden_norm: Tensor  # [H]
     norm: Tensor  # [H]
     fc_norm: Tensor | None = None  # [taps * target's hidden]: one norm, or one for each tap
     lm_head: Tensor | None = None  # [draft vocabulary, H]
     embed: Tensor | None = None  # [vocabulary, H]
     d2t: Tensor | None = None  # [draft vocabulary] int64
+    embedding_norm: Tensor | None = None  # [H]
 
 
 class HeadWeights(Protocol):
@@ -66,7 +68,8 @@ class HeadWeights(Protocol):
 
     def tensors(self, device: torch.device) -> HeadTensors: ...
 
-    def layer(self, layer_idx: int, device: torch.device) -> LayerTensors: ...
+    def layer(self, layer_idx: int, device: torch.device) -> Any:
+        """``LayerTensors``, or in an MTP head the record of its family's layers."""
 
 
 class HeadTensor(NamedTuple):
@@ -87,7 +90,7 @@ class HeadTensor(NamedTuple):
         return [TensorSpec(name, (rows, *end), self.dtypes) for name, rows in self.parts.items()]
 
 
-def head_tensors(config: HeadConfig, prefix: str = LAYER) -> dict[str, HeadTensor]:
+def head_tensors(config: SeparateHeadConfig, prefix: str = LAYER) -> dict[str, HeadTensor]:
     """Fields of ``HeadTensors`` that this head has, in about the order in which they are read."""
     c, hidden, width = config, config.layer.hidden, config.reads.width
     table = {"fc": HeadTensor({"fc.weight": hidden}, width)}
@@ -112,7 +115,7 @@ def head_tensors(config: HeadConfig, prefix: str = LAYER) -> dict[str, HeadTenso
     return table
 
 
-def layer_tensors(config: HeadConfig, layer_idx: int, prefix: str = LAYER) -> dict[str, HeadTensor]:
+def layer_tensors(config: SeparateHeadConfig, layer_idx: int, prefix: str = LAYER) -> dict[str, HeadTensor]:
     """Fields of ``LayerTensors`` that a layer of this head has."""
     c, before = config.layer, prefix.format(layer_idx)
     columns = c.hidden if isinstance(config, DFlashConfig) else 2 * c.hidden
@@ -137,7 +140,7 @@ def layer_tensors(config: HeadConfig, layer_idx: int, prefix: str = LAYER) -> di
     return table
 
 
-def tensor_specs(config: HeadConfig, prefix: str = LAYER) -> list[TensorSpec]:
+def tensor_specs(config: SeparateHeadConfig, prefix: str = LAYER) -> list[TensorSpec]:
     """Every tensor in the checkpoint of such a head."""
     tables = [head_tensors(config, prefix), *(layer_tensors(config, i, prefix) for i in range(config.num_layers))]
     return [spec for table in tables for tensor in table.values() for spec in tensor.specs()]
@@ -146,7 +149,7 @@ def tensor_specs(config: HeadConfig, prefix: str = LAYER) -> list[TensorSpec]:
 class CheckpointHead(FromCheckpoint):
     """Weights from a checkpoint. A rank reads its own rows of lm_head, and all of everything else."""
 
-    def __init__(self, config: HeadConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: SeparateHeadConfig, checkpoint: Checkpoint) -> None:
         self.config = config
         self.prefix = MIDLAYER if any(name.startswith(MIDLAYER) for name in checkpoint.entries) else LAYER
         if config.own_lm_head and not config.shard.is_whole:
@@ -191,7 +194,7 @@ class DummyHead:
     """Weights without a checkpoint: BF16 near N(0, 0.02) and norms near 1, or shapes alone. Draft tokens are the first
     tokens of the target."""
 
-    def __init__(self, config: HeadConfig, make: TensorMaker) -> None:
+    def __init__(self, config: SeparateHeadConfig, make: TensorMaker) -> None:
         self.config = config
         self._make = make
 
@@ -216,7 +219,7 @@ class DummyHead:
         return self._make.normal(name, shape, device)
 
 
-def check_fit(config: HeadConfig, target: ModelConfig, name: str, prefix: str = LAYER) -> None:
+def check_fit(config: SeparateHeadConfig, target: ModelConfig, name: str, prefix: str = LAYER) -> None:
     """Refuse a head that was made for another target: name the tensor that does not fit, and both shapes."""
     behind = [tap for tap in config.reads.taps if tap > target.num_layers]
     if behind:

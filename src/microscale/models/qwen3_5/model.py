@@ -16,10 +16,12 @@ import torch
 
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+from microscale.models.draft_heads.layer import join
+from microscale.models.dummy_weights import META
 from microscale.models.pre_norm import Added, PreNormLayer, PreNormModel, ResidualLayer, attention_spec, small_spec
 from microscale.models.qwen3_5.config import Qwen35Config
 from microscale.models.qwen3_5.weights import Qwen35Layer
-from microscale.models.rope import plain_table
+from microscale.models.rope import computing_on, plain_table
 from microscale.planning.ops import (
     AttentionBatch,
     Dense,
@@ -27,6 +29,7 @@ from microscale.planning.ops import (
     Gate,
     GateKind,
     HeadNorms,
+    Ops,
     PagedKv,
     Recurrent,
     RecurrentSpec,
@@ -58,7 +61,7 @@ class GatedAttentionLayer(PreNormLayer):
     ) -> tuple[Tensor, Tensor]:
         """Queries and their gates, side by side."""
         qkv, gates, x = self._gated(x, state)
-        return torch.cat((self._write(qkv, batch, kv, rope), gates), dim=1), x
+        return join(self._write(qkv, batch, kv, rope), gates, dim=1), x
 
     def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Added]:
         if not x.shape[0]:
@@ -105,7 +108,9 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
 
     def bind_layer(self, layer_idx: int, tensors: Qwen35Layer) -> GatedAttentionLayer | LinearLayer:
         kind = self.config.layer_kinds[layer_idx]
-        return (self._linear if kind is LayerKind.LINEAR else self._attention)(tensors)
+        if kind is LayerKind.LINEAR:
+            return self._linear(tensors)
+        return bind_attention(self.config, tensors, self.ops, self.device, self.page_size)
 
     def _linear(self, tensors: Qwen35Layer) -> LinearLayer:
         config, ops = self.config, self.ops
@@ -120,75 +125,90 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         return LinearLayer(
             kind=LayerKind.LINEAR,
             config=config,
-            attn_norm=self._around_one(tensors.attn_norm),
+            attn_norm=around_one(tensors.attn_norm, ops),
             qkv=qkv,
             gates=gates,
             recurrent=recurrent,
             o=o,
-            **self._feed_forward(tensors),
+            **_feed_forward(config, tensors, ops),
         )
-
-    def _attention(self, tensors: Qwen35Layer) -> GatedAttentionLayer:
-        config, ops = self.config, self.ops
-        assert tensors.qkv is not None
-        assert tensors.q_norm is not None
-        assert tensors.k_norm is not None
-        assert tensors.o is not None
-        turned = _turned(config)
-        q_norm, k_norm = (self._around_one(norm[turned]) for norm in (tensors.q_norm, tensors.k_norm))
-        spec = attention_spec(config, LayerKind.FULL, ops, self.page_size, sinks=False)
-        qkv = ops.dense("qkv", DenseWeights(tensors.qkv[_rows(config)]), behind_sum=True)
-        attention = ops.attention(LayerKind.FULL.value, spec, None)
-        return GatedAttentionLayer(
-            kind=LayerKind.FULL,
-            config=config,
-            attn_norm=self._around_one(tensors.attn_norm),
-            qkv=qkv,
-            head_norms=HeadNorms(q_norm, k_norm, config.rms_epsilon, values=False),
-            attention=attention,
-            o=ops.dense("o", DenseWeights(tensors.o)),
-            **self._feed_forward(tensors),
-        )
-
-    def _feed_forward(self, tensors: Qwen35Layer) -> dict[str, Any]:
-        config, ops = self.config, self.ops
-        return {
-            "mlp_norm": self._around_one(tensors.mlp_norm),
-            "router": Router(tensors.router.to(ops.dtype), always=True),
-            "experts": ops.experts("experts", tensors.gate_up, tensors.down, config.top_k, GATE),
-            "small": ops.small(small_spec(config, ops)),
-            "ranks": ops.ranks,
-        }
-
-    def _around_one(self, weight: Tensor) -> Tensor:
-        """What a norm multiplies by, in float32: in bf16 a small weight would be lost next to the one."""
-        return self.ops.computed(lambda: weight.float() + 1)
 
     def _state_weights(self, tensors: Qwen35Layer) -> RecurrentWeights:
         assert tensors.conv is not None
         assert tensors.a_log is not None
         assert tensors.dt_bias is not None
         assert tensors.linear_norm is not None
-        conv, decay = tensors.conv[:, 0].contiguous(), -tensors.a_log.float().exp()
+        a_log = tensors.a_log.float()
+        conv, decay = tensors.conv[:, 0].contiguous(), a_log if a_log.is_meta else -a_log.exp()
         return RecurrentWeights(
             conv, decay, tensors.dt_bias.float(), tensors.linear_norm.float(), self.config.rms_epsilon
         )
 
     def bind_norm(self, weight: Tensor) -> None:
-        self.norm = self._around_one(weight)
+        self.norm = around_one(weight, self.ops)
 
     def rope_table(self) -> RopeTable:
-        """Frequencies of the pairs that turn, then zeros."""
-        config = self.config
-        table = plain_table(config.rope, config.rotary_dim, self.device)
-        still = torch.zeros((config.head_dim - config.rotary_dim) // 2, device=self.device)
-        return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)))
+        return rope_table(self.config, self.device)
 
     @property
     def states(self) -> RecurrentSpec:
         heads, activations = self.config.linear, self.ops.activations
         sizes = heads.num_key_heads, heads.num_heads, heads.key_dim, heads.value_dim, heads.taps
         return RecurrentSpec(*sizes, activations, tokens=1)
+
+
+def bind_attention(
+    config: Qwen35Config, tensors: Qwen35Layer, ops: Ops, device: torch.device, page_size: int
+) -> GatedAttentionLayer:
+    assert tensors.qkv is not None
+    assert tensors.q_norm is not None
+    assert tensors.k_norm is not None
+    assert tensors.o is not None
+    turned = _turned(config)
+    q_norm, k_norm = (around_one(norm, ops, turned) for norm in (tensors.q_norm, tensors.k_norm))
+    spec = attention_spec(config, LayerKind.FULL, ops, page_size, sinks=False)
+    # Another order of rows; a shape alone has none.
+    rows = tensors.qkv if device.type == META else tensors.qkv[_rows(config)]
+    qkv = ops.dense("qkv", DenseWeights(rows), behind_sum=True)
+    attention = ops.attention(LayerKind.FULL.value, spec, None)
+    return GatedAttentionLayer(
+        kind=LayerKind.FULL,
+        config=config,
+        attn_norm=around_one(tensors.attn_norm, ops),
+        qkv=qkv,
+        head_norms=HeadNorms(q_norm, k_norm, config.rms_epsilon, values=False),
+        attention=attention,
+        o=ops.dense("o", DenseWeights(tensors.o)),
+        **_feed_forward(config, tensors, ops),
+    )
+
+
+def _feed_forward(config: Qwen35Config, tensors: Qwen35Layer, ops: Ops) -> dict[str, Any]:
+    return {
+        "mlp_norm": around_one(tensors.mlp_norm, ops),
+        "router": Router(tensors.router.to(ops.dtype), always=True),
+        "experts": ops.experts("experts", tensors.gate_up, tensors.down, config.top_k, GATE),
+        "small": ops.small(small_spec(config, ops)),
+        "ranks": ops.ranks,
+    }
+
+
+def around_one(weight: Tensor, ops: Ops, order: list[int] | None = None) -> Tensor:
+    """What a norm multiplies by, in this order and in float32: in bf16 a small weight would be lost next to the one."""
+
+    def made() -> Tensor:
+        if weight.is_meta:  # a shape alone: see ``draft_heads/layer.py``
+            return torch.empty(weight.shape, device=weight.device)
+        return (weight if order is None else weight[order]).float() + 1
+
+    return ops.computed(made)
+
+
+def rope_table(config: Qwen35Config, device: torch.device) -> RopeTable:
+    """Frequencies of the pairs that turn, then zeros."""
+    table = plain_table(config.rope, config.rotary_dim, computing_on(device))
+    still = table.inverse_frequencies.new_zeros((config.head_dim - config.rotary_dim) // 2)
+    return replace(table, inverse_frequencies=torch.cat((table.inverse_frequencies, still)).to(device))
 
 
 def _turned(config: Qwen35Config) -> list[int]:

@@ -79,13 +79,13 @@ def tensor_table(
         head_storage=modules[c.formats.lm_head],
         norm_draw=NEAR_ZERO,
     )
-    mixers = {LayerKind.FULL: _attention(c, modules), LayerKind.LINEAR: _linear(c, modules)}
-    feed_forward = _feed_forward(c, modules, fused)
+    mixers = {LayerKind.FULL: attention_rows(c, modules), LayerKind.LINEAR: _linear(c, modules)}
+    feed_forward = feed_forward_rows(c, modules, fused)
     layers = [[*mixers[kind], *feed_forward] for kind in c.layer_kinds]
     return TensorTable(Qwen35Layer, prefix + "layers.{}.", layers, ends)
 
 
-def _attention(c: Qwen35Config, modules: Mapping[str, Storage]) -> list[TensorRow]:
+def attention_rows(c: Qwen35Config, modules: Mapping[str, Storage]) -> list[TensorRow]:
     q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     heads = (c.num_heads, c.num_kv_heads, c.head_dim)
     q = TensorSource("self_attn.q_proj", (2 * q_rows, c.hidden), q_heads(c.num_heads, c.num_kv_heads, 2 * c.head_dim))
@@ -128,7 +128,7 @@ def _linear(c: Qwen35Config, modules: Mapping[str, Storage]) -> list[TensorRow]:
     ]
 
 
-def _feed_forward(c: Qwen35Config, modules: Mapping[str, Storage], fused: bool) -> list[TensorRow]:
+def feed_forward_rows(c: Qwen35Config, modules: Mapping[str, Storage], fused: bool) -> list[TensorRow]:
     routed = c.num_experts - 1
     router = TensorSource("mlp.gate.weight", (routed, c.hidden))
     shared_gate = TensorSource("mlp.shared_expert_gate.weight", (1, c.hidden))

@@ -19,7 +19,7 @@ from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.embedded import NAME, embedded_folder
-from microscale.models.families import PRESETS, ModelConfig, read_model_config
+from microscale.models.families import FAMILIES, PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
 from microscale.models.recorded import PAGE_SIZE, bind_shapes, record, token_counts
 from microscale.planning.following import record_following
@@ -80,14 +80,25 @@ def models() -> Mapping[str, ModelConfig]:
     return {**PRESETS, NAME: read_model_config(embedded_folder())}
 
 
+@cache
+def heads() -> Mapping[str, HeadConfig]:
+    """Draft heads: those with a preset, and of models that have an MTP layer each that is not like another."""
+    mtp: dict[HeadConfig, str] = {}
+    for family in FAMILIES:
+        if family.mtp is not None:
+            mtp |= {family.mtp.config(config): f"{name}-mtp" for name, config in reversed([*family.presets.items()])}
+    return {**HEADS, **{name: config for config, name in mtp.items()}}
+
+
 def recorded(
     gpu: Gpu, names: Sequence[str] | None = None, settings: Sequence[Setting] = SETTINGS
 ) -> dict[Kernel, list[str]]:
     """Every kernel that may be started on this card, with the models that start it; by default those of all models and
-    draft heads, by their presets' names."""
+    draft heads, by their names."""
     found: dict[Kernel, list[str]] = {}
-    for name in (*models(), *HEADS) if names is None else names:
-        of_name = _of_head(name, HEADS[name], gpu) if name in HEADS else _of_model(name, models()[name], gpu, settings)
+    for name in (*models(), *heads()) if names is None else names:
+        head = heads().get(name)
+        of_name = _of_model(name, models()[name], gpu, settings) if head is None else _of_head(name, head, gpu)
         for source, kernels in of_name:
             for kernel in kernels:
                 users = found.setdefault(kernel, [])
