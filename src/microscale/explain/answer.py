@@ -17,7 +17,8 @@ from microscale.models.known_checkpoints import unlike_published
 from microscale.planning.precision import EXACT
 
 INDENT = 11
-DRAFTS = "--speculative ngram shows what drafts give"
+DRAFTS = "--speculative {} shows what drafts give"
+"""``mtp`` for Qwen3.6, which alone has states and such a layer."""
 BASES = {
     Basis.MEASURED: "measured on this kind of card",
     Basis.FITTED: "fitted from an H200's measurements",
@@ -117,13 +118,14 @@ def _improve(report: Report) -> str:
     if report.setup.gpu.is_cpu:
         return "a GPU: --gpu NAME says how fast"
     asked, own = report.asked, report.setup.precision.name
+    drafts = DRAFTS.format("mtp" if report.memory.kv.states else "ngram")
     others = [offer for offer in report.offers if offer.tok_s is not None and offer.name != own]
     current = next((offer.tok_s for offer in report.offers if offer.name == own), None)
     if asked is None or current is None:
-        return DRAFTS
+        return drafts
     faster: PrecisionOffer | None = max(others, key=lambda offer: offer.tok_s or 0.0, default=None)
     limit = f"the card allows at most {rate_text(asked.reachable)} in {own}"
-    limit += f"; {DRAFTS}"
+    limit += f"; {drafts}"
     if faster is None or faster.tok_s is None or faster.tok_s <= current:
         return f"{own} is the fastest precision; {limit}"
     return f"--precision {faster.name} is {faster.tok_s / current - 1:.0%} faster; {limit}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from microscale.engine.limits import DRAFTED_SEQUENCES
 from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict, preset_name
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
@@ -241,10 +242,11 @@ def explain_drafts(
 ) -> DraftsReport:  # fmt: skip
     """The report for all batches that fit. With several ranks the host reads every step with drafts."""
     costs = draft_costs(shape, plan, setup, head, on_device=head is not None and ranks == 1)
+    drafts = [count for count in drafter.drafts if count <= shape.most_drafts]
     batches = [
-        Batch(tuple(drafted_steps(shape, plan, setup, costs, sequences, drafter.drafts, context)))
+        Batch(tuple(drafted_steps(shape, plan, setup, costs, sequences, drafts, context)))
         for sequences in SEQUENCES
-        if fits(sequences, context)
+        if fits(sequences, context) and not (shape.state_bytes and sequences > DRAFTED_SEQUENCES)
     ]
     others = published_drafts(preset_name(shape.name), setup.gpu)
     return DraftsReport(drafter, context, tuple(batches), others, ranks, None if head is None else head.plan)

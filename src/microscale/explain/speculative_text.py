@@ -40,7 +40,7 @@ def _head(plan: Plan) -> Iterator[str]:
     kept: list[str] = []
     for op, layer in plan.layers():
         decision = plan.of(op, layer)[0]
-        if op == "dense":
+        if op in ("dense", "moe"):
             by_format.setdefault(decision.spec.weight_format, []).append(layer)
             kept += [f"{each.name} {each.reason}" for each in decision.rejected if each.name in FORMATS]
     formats = "; ".join(f"{', '.join(layers)} in {name}" for name, layers in by_format.items())

@@ -4,7 +4,7 @@ formats in ``text/formats``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -57,8 +57,8 @@ AnyModel: TypeAlias = "Decoder[Any]"
 class MtpFamily(Generic[Config]):
     """The layers for drafts in a family's checkpoints."""
 
-    config: Callable[[Config], MtpConfig]
-    """That of a target without a checkpoint."""
+    config: Callable[[Config, Collection[str] | None], MtpConfig]
+    """Of a target whose checkpoint has tensors of these names; ``None`` where they are not known."""
     dummy: Callable[[MtpConfig, TensorMaker], HeadWeights]
     open: Callable[[Path, Config, Shard], HeadWeights]
     """One rank's part of it from the folder of a target, whose config is that of all ranks."""

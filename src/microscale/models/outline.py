@@ -15,7 +15,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from microscale.models.config import LayerKind, ModelConfig
+from microscale.models.config import MAX_DRAFT, LayerKind, ModelConfig
 from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
 from microscale.parallel.sharding import Shard
@@ -67,6 +67,13 @@ class Outline:
     closing: frozenset[str]
     """Layers whose last one only tokens with logits pass: lm_head, sampling, and the last decoder layer's parts behind
     its keys and values."""
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a sequence in one step: a slot of states holds the columns of a few tokens alone."""
+        return min(
+            (use.spec.most_drafts for use in self.uses if isinstance(use.spec, RecurrentSpec)), default=MAX_DRAFT
+        )
 
 
 def shard_name(model: str, shard: Shard) -> str:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.drafting import prepare_head
+from microscale.engine.loading.drafting import expect_head, prepare_head
 from microscale.engine.loading.fit import plan_and_size
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.prepare import prepare
@@ -30,6 +30,7 @@ from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 from microscale.planning.ops import Activations
 from microscale.planning.plan import Setup
+from support import tiny_qwen3_5
 from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
 
@@ -159,3 +160,52 @@ def test_a_head_of_random_numbers_is_loaded_by_its_name() -> None:
     while built.engine.has_work:
         built.engine.step()
     assert built.engine.stats().num_drafts > 0
+
+
+# ---- MTP -------------------------------------------------------------------------------------------------------------
+
+
+def mtp(folder: Path, **options: object) -> EngineConfig:
+    fixed = SpeculativeConfig("mtp", 3, num_speculative_tokens_per_batch_size=((1, 3),))
+    config = EngineConfig(str(folder), device="cpu", layer_format=("experts=mxfp8",), speculative=fixed)
+    return structs.replace(config, **options)
+
+
+def test_the_mtp_layer_of_a_checkpoint_changes_no_answer(tmp_path: Path) -> None:
+    config = tiny_qwen3_5.CASES["as_published"]
+    drafted = mtp(tiny_qwen3_5.write_qwen3_5(tmp_path, config, tiny_qwen3_5.random_qwen3_5(config)))
+
+    def tokens(options: EngineConfig) -> tuple[list[int], int]:
+        engine = build_engine(prepare(options), Queueing()).engine
+        request = Request("r", [3, 1, 4, 1, 5], SamplingParams(max_tokens=24, ignore_eos=True))
+        engine.submit(request)
+        while engine.has_work:
+            engine.step()
+        return request.tokens, engine.stats().num_drafts
+
+    found, drafts = tokens(drafted)
+    assert drafts > 8
+    assert tokens(structs.replace(drafted, speculative=None)) == (found, 0)
+
+
+def test_without_an_mtp_layer_nothing_is_downloaded(tmp_path: Path) -> None:
+    """The index of the files says so; of a checkpoint on the hub it comes before them."""
+    config = tiny_qwen3_5.CASES["as_published"]
+    (tmp_path / "config.json").write_text(json.dumps(tiny_qwen3_5.config_json(config)))
+    names = {"model.language_model.embed_tokens.weight": "model-00001-of-00001.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(BadSetting, match=r"the checkpoint has no MTP layer \(mtp\.\*\); start it without"):
+        prepare(mtp(tmp_path))
+
+
+def test_memory_is_planned_with_the_formats_that_the_index_shows(tmp_path: Path) -> None:
+    """FP8 blocks of an MTP layer, before any file with weights is there."""
+    config = tiny_qwen3_5.CASES["as_published"]
+    (tmp_path / "config.json").write_text(json.dumps(tiny_qwen3_5.config_json(config)))
+    names = ["mtp.fc.weight", "mtp.layers.0.mlp.experts.0.gate_proj.weight_scale_inv"]
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    option = SpeculativeConfig("mtp", 3)
+    head = expect_head(option, str(tmp_path), config, offline=True, load_format="auto")
+    assert head.config.layer.formats.experts == "fp8_block"  # type: ignore[union-attr]
+    assert head.config.layer.formats.qkv == "bf16"  # type: ignore[union-attr]

@@ -111,7 +111,7 @@ class Drafting:
     def __init__(self, kind: str, name: str, page_size: int, most: int, length: Length | None = None, **options: Any):
         self.model = tiny_model(name, page_size)
         self.prompts, self.want = tiny_prompts(self.model.config.vocab_size), tiny_alone(name, **options)
-        self._head = tiny_head(kind, name, page_size) if kind in HEADS else None
+        self._head = tiny_head(kind, name, page_size) if kind in (*HEADS, "mtp") else None
         if self._head is not None:
             self.drafter = RecordingDrafter(self._head, most)
             self.speculation = Speculation(self.drafter, most, length)
@@ -214,6 +214,17 @@ def test_every_family(name: str, kind: str) -> None:
     found, stats = generate(case.model, case.prompts, case.speculation, ignore_eos=True)
     assert found == case.want
     assert stats.prefix_hits > 0
+    case.check()
+
+
+@pytest.mark.parametrize(("size", "budget", "pages"), [(16, 512, 400), (4, 24, 60)])
+def test_an_mtp_layer_behind_layers_with_states(size: int, budget: int, pages: int) -> None:
+    """Alone and next to others, with prompts in chunks, shared prefixes and preemption."""
+    case = Drafting("mtp", "qwen3.6-tiny", size, 3)
+    limits = limits_for(case.model, max_num_batched_tokens=budget)
+    found, stats = generate(case.model, case.prompts, case.speculation, limits, pages, ignore_eos=True)
+    assert found == case.want
+    assert stats.num_draft_tokens > 50
     case.check()
 
 

@@ -16,14 +16,15 @@ from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
 from microscale.hardware.draft_costs import host_ms, step_curve
 from microscale.models import embedded, hub
-from microscale.models.checkpoint import FromCheckpoint
+from microscale.models.checkpoint import INDEX, FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, outline_head
 from microscale.models.draft_heads.weights import HeadWeights
-from microscale.models.dummy_weights import RandomTensors
+from microscale.models.dummy_weights import RandomTensors, ShapeTensors
 from microscale.models.families import AnyModel, ModelConfig, find_config, mtp_of
+from microscale.models.json_object import read_json_object
 from microscale.models.outline import Outline
 from microscale.models.pre_norm import PreNormModel
 from microscale.planning import registry
@@ -67,7 +68,7 @@ def open_head(
     if config.method == MTP:
         mtp = mtp_of(target)
         if load_format == LoadFormat.DUMMY:
-            return mtp.dummy(mtp.config(target), RandomTensors(seed))
+            return mtp.dummy(mtp.config(target, None), RandomTensors(seed))
         whole = find_config(model, load_format, overrides or {}, offline)
         return mtp.open(hub.resolve(model, offline=offline), whole, target.shard)
     name = config.model
@@ -80,6 +81,19 @@ def open_head(
     weights = open_head_weights(name, target, offline=offline)
     _check(config, name, weights.config)
     return weights
+
+
+def expect_head(
+    config: SpeculativeConfig, model: str, target: ModelConfig, *, offline: bool, load_format: LoadFormat | str
+) -> HeadWeights:
+    """The same, but that of ``mtp`` as shapes alone: its checkpoint may have to be downloaded."""
+    if config.method != MTP:
+        return open_head(config, model, target, offline=offline)
+    mtp, names = mtp_of(target), None
+    if load_format != LoadFormat.DUMMY:
+        index = hub.resolve(model, offline=offline, config_only=True) / INDEX
+        names = read_json_object(index).nested("weight_map").data if index.exists() else None
+    return mtp.dummy(mtp.config(target, names), ShapeTensors())
 
 
 def _check(config: SpeculativeConfig, name: str, head: HeadConfig) -> None:
@@ -153,12 +167,13 @@ def draft_costs(
     experts = next((use.spec for use in shape.uses if use.op == "moe"), None)
     num_experts, top_k = (1, 1) if experts is None else (experts.num_experts, experts.top_k)
     curve = step_curve(num_experts, top_k)
-    head_ms = 0.0
+    head_ms, read = 0.0, max(_read_bytes(shape.uses, plan), 1.0)
     if head is not None:
         # A pass takes its share of the bytes that decoding one token reads, at about the same rate: 0.20 ms for the
         # 566 MB of gpt-oss-20b's EAGLE3 head on an H200, where the target reads 3.7 GB in 1.32 ms.
         lm_head = [use for use in shape.uses if use.layer == "lm_head"]
         shared = 0 if head.config.own_lm_head else _weight_bytes(lm_head, plan)
-        head_ms = curve.at(1) * (head.read_bytes + shared) / max(_read_bytes(shape.uses, plan), 1.0)
+        head_ms = curve.at(1) * (head.read_bytes + shared) / read
     wait = None if on_device else partial(host_ms, gpu=setup.gpu)
-    return DraftCosts(curve, head_ms, head is not None and head.config.most_drafts is not None, wait)
+    one_pass = head is not None and head.config.most_drafts is not None
+    return DraftCosts(curve, head_ms, one_pass, wait, curve.at(1) * shape.state_bytes / read)

@@ -19,22 +19,23 @@ import triton
 from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.cpu_speed import SLOW, decode_speed
-from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
+from microscale.engine.loading.drafting import PreparedHead, expect_head, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.engine.loading.precisions import settle_precision
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
+from microscale.engine.speculation.config import MTP
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Gpu
 from microscale.models import hub
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.config import MAX_DRAFT, OWN_FORMATS, HeadFormats, LayerKind, LoadFormat
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind, LoadFormat
 from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig, ModelWeights, find_config, open_weights
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.sharding import WHOLE, Shard
 from microscale.planning.decision import Plan
-from microscale.planning.ops import Activations, Preference, RecurrentSpec
+from microscale.planning.ops import Activations, Preference
 from microscale.planning.plan import Setup
 from microscale.planning.precision import Precision, make_precision
 from microscale.planning.threads import check_threads
@@ -141,19 +142,17 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         log.info(chosen_because)
     head = None
     if drafts is not None:
-        _check_drafts(options.model, shape, drafts.num_speculative_tokens)
+        if drafts.num_speculative_tokens > shape.most_drafts:
+            raise BadSetting(
+                f"--speculative-config: num_speculative_tokens is {drafts.num_speculative_tokens}, and layers with "
+                f"states, which {options.model} has, verify up to {shape.most_drafts} drafts at once; lower it."
+            )
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
         if drafts.is_head:
-            opened = open_head(
-                drafts,
-                options.model,
-                config,
-                offline=options.offline,
-                load_format=options.load_format,
-                overrides=options.hf_overrides,
-                seed=options.seed,
+            expected = expect_head(
+                drafts, options.model, config, offline=options.offline, load_format=options.load_format
             )
-            head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
+            head = prepare_head(expected, setup, workload.page_size, drafts.head_formats)
             workload = replace(workload, head=head.need)
     plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
@@ -169,17 +168,18 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         seed=options.seed,
         shard=options.shard,
     )
-    return Prepared(options, device, weights, setup, shape, plan, memory, head)
-
-
-def _check_drafts(model: str, shape: Outline, count: int) -> None:
-    """A slot holds the columns of a few tokens alone."""
-    most = min((use.spec.most_drafts for use in shape.uses if isinstance(use.spec, RecurrentSpec)), default=MAX_DRAFT)
-    if count > most:
-        raise BadSetting(
-            f"--speculative-config: num_speculative_tokens is {count}, and layers with states, which {model} has, "
-            f"verify up to {most} drafts at once; lower it."
+    if head is not None and drafts is not None and drafts.method == MTP:
+        opened = open_head(
+            drafts,
+            options.model,
+            config,
+            offline=options.offline,
+            load_format=options.load_format,
+            overrides=options.hf_overrides,
+            seed=options.seed,
         )
+        head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
+    return Prepared(options, device, weights, setup, shape, plan, memory, head)
 
 
 def _check_speed(options: EngineConfig, shape: Outline, plan: Plan, setup: Setup, memory: Memory) -> None:

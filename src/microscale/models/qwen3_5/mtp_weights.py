@@ -6,6 +6,7 @@ They are BF16 or FP8 blocks, module by module, whatever the target's format is: 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,27 @@ Rows = dict[str, list[TensorRow]]
 """By prefix: fields of ``HeadTensors`` and of ``Qwen35Layer``."""
 
 
-def mtp_config(target: Qwen35Config, formats: Formats | None = None, fc_format: str = "bf16") -> MtpConfig:
-    """The head of this target or of one rank's part of it. Without ``formats`` those of weights that are in no file:
-    FP8 blocks where the target has these."""
-    if formats is None:
+def mtp_config(target: Qwen35Config, names: Collection[str] | None = None) -> MtpConfig:
+    """The head of this target or of one rank's part of it. ``names``: of the tensors in its checkpoint, which tell the
+    formats. ``None``: they are not known; then FP8 blocks where the target has these."""
+    if names is None:
         fmt = "fp8_block" if target.formats.experts == "fp8_block" else "bf16"
-        formats = Formats(experts=fmt, qkv=fmt, o=fmt)
+        formats, fc_format = Formats(experts=fmt, qkv=fmt, o=fmt), "bf16"
+    else:
+        if not any(name.startswith(PREFIX) for name in names):
+            raise BadSetting(
+                "--speculative-config: the checkpoint has no MTP layer (mtp.*); start it without --speculative-config, "
+                "or with method ngram."
+            )
+        modules = ("mlp.experts.0.gate_proj", "self_attn.q_proj", "self_attn.o_proj")
+        experts, qkv, o = (_format(f"{LAYER}{module}", names) for module in modules)
+        formats, fc_format = Formats(experts=experts, qkv=qkv, o=o), _format(f"{PREFIX}fc", names)
     layer = replace(target, num_layers=1, layer_kinds=(LayerKind.FULL,), formats=formats, shard=WHOLE)
     return MtpConfig(layer, target.num_layers, fc_format, target.shard)
+
+
+def _format(module: str, names: Collection[str]) -> str:
+    return "fp8_block" if f"{module}.weight_scale_inv" in names else "bf16"
 
 
 def mtp_rows(c: MtpConfig, *, fused: bool = False) -> Rows:
@@ -85,27 +99,12 @@ class CheckpointMtp(FromCheckpoint):
 def open_mtp(folder: Path, target: Qwen35Config, shard: Shard = WHOLE) -> CheckpointMtp:
     """The head in the checkpoint of ``target``, or one rank's part of it, checked against the target's config."""
     checkpoint = Checkpoint(folder).under(PREFIX)
-    if not checkpoint.entries:
-        raise BadSetting(
-            f"--speculative-config: {folder} has no MTP layer (mtp.*); start it without --speculative-config, or with "
-            f"method ngram."
-        )
-
-    def found(module: str) -> str:
-        return "fp8_block" if f"{module}.weight_scale_inv" in checkpoint.entries else "bf16"
-
-    formats = Formats(
-        experts=found(f"{LAYER}mlp.experts.0.gate_proj"),
-        qkv=found(f"{LAYER}self_attn.q_proj"),
-        o=found(f"{LAYER}self_attn.o_proj"),
-    )
-    fc_format = found(f"{PREFIX}fc")
-    fused = f"{LAYER}mlp.experts.gate_up_proj" in checkpoint.entries
-    rows = mtp_rows(mtp_config(target, formats, fc_format), fused=fused)
+    names = checkpoint.entries
+    rows = mtp_rows(mtp_config(target, names), fused=f"{LAYER}mlp.experts.gate_up_proj" in names)
     checkpoint.check(_specs(rows), unread=(*MODULES["fp8_block"].unread, *KV_SCALES))
     if not shard.is_whole:
         checkpoint = checkpoint.of_rank(dict(part for prefix, row in _named(rows) for part in row.parts(prefix, shard)))
-    return CheckpointMtp(mtp_config(target.sharded(shard), formats, fc_format), rows, checkpoint)
+    return CheckpointMtp(mtp_config(target.sharded(shard), names), rows, checkpoint)
 
 
 class DummyMtp:

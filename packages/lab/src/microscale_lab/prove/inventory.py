@@ -86,7 +86,8 @@ def heads() -> Mapping[str, HeadConfig]:
     mtp: dict[HeadConfig, str] = {}
     for family in FAMILIES:
         if family.mtp is not None:
-            mtp |= {family.mtp.config(config): f"{name}-mtp" for name, config in reversed([*family.presets.items()])}
+            presets = reversed([*family.presets.items()])
+            mtp |= {family.mtp.config(config, None): f"{name}-mtp" for name, config in presets}
     return {**HEADS, **{name: config for config, name in mtp.items()}}
 
 
