@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -157,7 +157,7 @@ class Speculation:
         if self._head is None:
             self._drafter.observe(step, self.most)
             return
-        if self._too_many(step.schedule) or self._length.rests(len(step.schedule)):
+        if self._too_many(step.first_rows) or self._length.rests(len(step.schedule)):
             self._head.rest(step)
             return
         self._head.follow(step)
@@ -178,7 +178,7 @@ class Speculation:
         self._drafter.forget(request_id)
         self._length.forget(request_id)
 
-    def _too_many(self, sequences: Sequence[object]) -> bool:
+    def _too_many(self, sequences: Sized) -> bool:
         return self._most_sequences is not None and len(sequences) > self._most_sequences
 
     def _contexts(self, requests: Sequence[Request], drafted: Sequence[int] | None = None) -> list[Context]:
