@@ -83,7 +83,9 @@ def sizes_of(name: str, card: str, max_sequences: int, draft_tokens: int = 0) ->
         if high <= 256 and high - low > 1:
             assert kernels(low + 1) == kernels(high), (low, high)
     rows = graph_size(max_sequences * (1 + draft_tokens) + 64)
-    return GraphSizes(16, 8192, max_sequences, draft_tokens, rows, rows, ends, kernel_ends(ends, kernels))
+    return GraphSizes(
+        16, 8192, max_sequences, max_sequences, draft_tokens, rows, rows, ends, kernel_ends(ends, kernels)
+    )
 
 
 @pytest.mark.parametrize(

@@ -324,5 +324,5 @@ def test_no_drafts_in_steps_of_many_sequences(models: dict[int, AnyModel]) -> No
 
 def test_too_many_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     options = {"device": "cpu", "layer_format": ("experts=mxfp8",)}
-    with pytest.raises(BadSetting, match="up to 3 drafts"):
+    with pytest.raises(BadSetting, match="verify up to 3 drafts"):
         prepare(EngineConfig(str(write(tmp_path)), speculative=SpeculativeConfig("ngram", 4), **options))  # type: ignore[arg-type]

@@ -151,6 +151,8 @@ class GraphSizes:
     """Per sequence."""
     max_sequences: int
     """That decode together."""
+    max_drafted: int
+    """That decode together with drafts."""
     draft_tokens: int
     """The longest draft; 0 without drafts."""
     max_tokens: int
@@ -223,7 +225,7 @@ class GraphSizes:
             keys += self._verify(pages)
             if self.draft_tokens:
                 sequences = range(1, self.max_tokens // (1 + self.draft_tokens) + 1)
-                counts = ([1 + self.draft_tokens] * rows for rows in sequences if rows <= self.max_sequences)
+                counts = ([1 + self.draft_tokens] * rows for rows in sequences if rows <= self.max_drafted)
                 keys += [verify_key(lengths, pages) for lengths in counts]
             if self.buckets:
                 keys += [tail_key(rows, pages) for rows in range(1, self.max_sequences + 1)]
@@ -265,7 +267,7 @@ class GraphSizes:
             return
         longest = power_of_two(1 + self.draft_tokens)
         lengths = sorted({min(1 << power, self.draft_tokens) for power in range(self.draft_tokens.bit_length())})
-        for sequences in _powers(2, self.max_sequences)[1:]:
+        for sequences in _powers(2, self.max_drafted)[1:]:
             for drafts in lengths:
                 tokens = graph_size(min(sequences * (1 + drafts), self.max_tokens))
                 yield Step(tokens, 2 * power_of_two(sequences), longest, pages, verify=True)

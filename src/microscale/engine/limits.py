@@ -12,8 +12,8 @@ SCORED_TOKENS = 64
 SHORT_CONTEXT = 2048
 """Tokens per sequence that a narrow page table holds."""
 DRAFTED_SEQUENCES = 16
-"""With layers of states, no sequence gets drafts in steps of more sequences: the state after each draft takes a slot,
-and what drafts bring is small there."""
+"""A model with layers of states drafts only while up to this many sequences decode: the state after each draft takes a
+slot, and what drafts bring to more sequences is small."""
 PROMPT_GRAPH_TOKENS = 2048
 """Larger steps take the GPU longer than the host needs to launch their kernels one by one. An H200 computes 2048 tokens
 of gpt-oss-20b in 22 to 26 ms, and a host needs 26 to 31 for their launches (docs/lab/start.md)."""
@@ -44,3 +44,8 @@ class Limits:
                 f"max_num_seqs {self.max_num_seqs} is more than max_num_batched_tokens {self.max_num_batched_tokens}; "
                 f"each sequence that decodes takes one token of a step."
             )
+
+
+def drafted_sequences(sequences: int, *, states: bool) -> int:
+    """How many of these sequences may have drafts in one step. ``states``: the model has layers of states."""
+    return min(sequences, DRAFTED_SEQUENCES) if states else sequences

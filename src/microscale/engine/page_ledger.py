@@ -13,17 +13,17 @@ and after it, with n drafts accepted,
 
 A page goes back if it holds only rejected drafts; in the last page that stays, the request's next tokens overwrite
 them. Only full pages of accepted tokens are published, so that others can share them. The window moves with ``first``,
-so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool looks as
-if there had never been a draft.
+so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool of pages
+looks as if there had never been a draft.
 
-Layers with states have *slots*: one a sequence, with the state after its computed tokens, and one for each draft that
-it may have. A step writes the state after its own token, and after each draft, to a slot; when it is known which drafts
-are accepted, the slot of the last of them becomes the sequence's first. A step of a prompt ends ``KEPT_BEFORE_END``
-tokens or more before the prompt's end, at the end of a page, and the slot with the state there is published under that
-page's key. It is never written again: the next step reads it and writes another slot, as does the first step of a
-request that has found it.
+Layers with states have *slots*: one a sequence, with the state after its computed tokens, and one for each draft since
+it first had any. A step writes the state after its own token, and after each draft, to a slot. When it is known which
+drafts are accepted, the slot of the last of them and the sequence's own change places. A step of a prompt ends
+``KEPT_BEFORE_END`` tokens or more before the prompt's end, at the end of a page, and the slot with the state there is
+published under that page's key. It is never written again: the next step reads it and writes another slot, as does the
+first step of a request that has found it.
 
-    slots          | only read, or none | read and written | after each draft |
+    slots          | only read, or none | its own: read and written | after each draft |
 
 A step that is launched before the one with drafts is read begins somewhere after the next token. It holds pages for the
 case that all drafts are accepted; when their number n is known, those that it cannot reach go back:

@@ -18,7 +18,7 @@ import torch
 from microscale.engine.ahead import Ahead
 from microscale.engine.graph_sizes import GraphSizes, buckets, graph_size, kernel_ends, power_of_two, tail_key
 from microscale.engine.graphs import GraphCounts, Graphs, graph_memory
-from microscale.engine.limits import PROMPT_GRAPH_TOKENS, SCORED_TOKENS, SHORT_CONTEXT, Limits
+from microscale.engine.limits import PROMPT_GRAPH_TOKENS, SCORED_TOKENS, SHORT_CONTEXT, Limits, drafted_sequences
 from microscale.engine.page_ledger import pages_for
 from microscale.engine.pages import PagePool
 from microscale.engine.step_inputs import StepInputs
@@ -233,12 +233,14 @@ def _make_sizes(
         ends = buckets(most, kernels)
         stops = kernel_ends(ends, kernels)
     longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * size)
-    drafted = min(limits.max_num_seqs * (1 + draft_tokens), max_tokens)
+    most_drafted = drafted_sequences(limits.max_num_seqs, states=LayerKind.LINEAR in pools)
+    drafted = min(max(limits.max_num_seqs, most_drafted * (1 + draft_tokens)), max_tokens)
     return GraphSizes(
         page_size=size,
         # A table is as wide as the longest sequence, or as the padding of a step with prompts.
         max_pages=pages_for(max(longest, most), size),
         max_sequences=limits.max_num_seqs,
+        max_drafted=most_drafted,
         draft_tokens=draft_tokens,
         max_tokens=drafted,
         max_rows=graph_size(min(drafted + SCORED_TOKENS, max_tokens)),

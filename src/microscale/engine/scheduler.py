@@ -121,7 +121,7 @@ class Scheduler:
         schedule = self._decode([r for r in running if r.num_pending == 1])
         budget -= len(schedule)
         schedule += self._prompts([r for r in running if r.num_pending > 1 and r.request_id in self._running], budget)
-        # Of a sequence's tokens next to a prompt only the last leaves its state: a draft could not be taken back.
+        # In a step with a prompt a sequence writes only its last state, so drafts could not be taken back.
         if drafts and (LayerKind.LINEAR not in self.pools or all(work.decodes for work in schedule)):
             schedule = self._with_drafts(schedule, drafts)
         if not schedule and self._running:

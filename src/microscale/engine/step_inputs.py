@@ -7,7 +7,7 @@ follow as far as they have changed (``tables``).
     in steps with prompts; fixed places          ||                      places depend on the step's key
 
 *States* are the slots of sequences in layers that carry a state: of all the one to read, then of each those to write,
-one and one for each draft. Only models with such layers have them.
+after its own token and after each draft. Only models with such layers have them.
 
 A step is filled up to the sizes of its key with *padding*: sequences of up to ``longest`` tokens in the scratch page,
 then sequences without tokens. So a step gives the same result in any key that holds it.

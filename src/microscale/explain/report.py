@@ -249,6 +249,7 @@ def explain(question: Question) -> Report:
     head, drafter = None, None
     if question.speculative is not None:
         drafter = read_draft_source(question.speculative)
+        shape.check_drafts(drafter.counted_at)
         opened = find_head(drafter, question.model, config, offline=question.offline)
         head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from microscale.engine.limits import DRAFTED_SEQUENCES
+from microscale.engine.limits import drafted_sequences
 from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict, preset_name
-from microscale.engine.speculation.config import SpeculativeConfig, parse_config
+from microscale.engine.speculation.config import EAGLE3, MTP, NGRAM, SpeculativeConfig, parse_config
 from microscale.engine.speculation.length import DraftCosts, acceptance_for, tokens_of
 from microscale.errors import BadSetting
 from microscale.hardware.speeds_of_others import PublishedDrafts, published_drafts
@@ -35,7 +35,6 @@ LENGTHS = (2.0, 2.5, 3.0)
 """Acceptance lengths (tokens per step), as publishers of draft heads report them."""
 COUNTED_AT = 3
 """Number of drafts in those published figures."""
-NGRAM, EAGLE3, MTP = "ngram", "eagle3", "mtp"
 STEP_TOKENS = 8192
 
 
@@ -246,7 +245,7 @@ def explain_drafts(
     batches = [
         Batch(tuple(drafted_steps(shape, plan, setup, costs, sequences, drafts, context)))
         for sequences in SEQUENCES
-        if fits(sequences, context) and not (shape.state_bytes and sequences > DRAFTED_SEQUENCES)
+        if fits(sequences, context) and sequences <= drafted_sequences(sequences, states=shape.state_bytes > 0)
     ]
     others = published_drafts(preset_name(shape.name), setup.gpu)
     return DraftsReport(drafter, context, tuple(batches), others, ranks, None if head is None else head.plan)

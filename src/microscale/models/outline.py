@@ -15,6 +15,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT, LayerKind, ModelConfig
 from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
@@ -74,6 +75,14 @@ class Outline:
         return min(
             (use.spec.most_drafts for use in self.uses if isinstance(use.spec, RecurrentSpec)), default=MAX_DRAFT
         )
+
+    def check_drafts(self, count: int) -> None:
+        """Refuse more."""
+        if count > self.most_drafts:
+            raise BadSetting(
+                f"{self.name} has layers with states, which verify up to {self.most_drafts} drafts of a sequence in "
+                f"one step; lower num_speculative_tokens, which is {count}."
+            )
 
 
 def shard_name(model: str, shard: Shard) -> str:

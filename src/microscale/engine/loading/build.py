@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.limits import Limits
+from microscale.engine.limits import Limits, drafted_sequences
 from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Memory
@@ -165,7 +165,8 @@ def _drafts(prepared: Prepared, costs: DraftCosts | None) -> dict[str, Any] | No
         return None
     head = None if prepared.head is None else prepared.head.plan
     costs = None if prepared.setup.gpu.is_cpu else costs
-    return describe_drafts(prepared.options.speculative, costs, prepared.memory.workload.sequences, head)
+    sequences = drafted_sequences(prepared.memory.workload.sequences, states=prepared.outline.state_bytes > 0)
+    return describe_drafts(prepared.options.speculative, costs, sequences, head)
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
@@ -280,7 +281,7 @@ def _memory(memory: Memory, pages: Mapping[LayerKind, int]) -> dict[str, Any]:
     sliding = pages[LayerKind.SLIDING] * kv.page_size * kv.sliding_per_position
     return {
         "weights": dict(memory.weights),
-        "kv_cache": {"full": full, "sliding": sliding},
+        "kv_cache": {"full": full, "sliding": sliding, "states": (pages.get(LayerKind.LINEAR, 0) + 1) * kv.states},
         "activations": memory.activations,
         "graphs": memory.graphs,
         "runtime": memory.runtime,

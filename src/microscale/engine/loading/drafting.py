@@ -3,7 +3,7 @@ drafts cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
 from microscale.hardware.draft_costs import host_ms, step_curve
 from microscale.models import embedded, hub
-from microscale.models.checkpoint import INDEX, FromCheckpoint
+from microscale.models.checkpoint import INDEX, SINGLE, Checkpoint, FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
@@ -89,10 +89,14 @@ def expect_head(
     """The same, but that of ``mtp`` as shapes alone: its checkpoint may have to be downloaded."""
     if config.method != MTP:
         return open_head(config, model, target, offline=offline)
-    mtp, names = mtp_of(target), None
+    mtp = mtp_of(target)
+    names: Collection[str] | None = None
     if load_format != LoadFormat.DUMMY:
-        index = hub.resolve(model, offline=offline, config_only=True) / INDEX
-        names = read_json_object(index).nested("weight_map").data if index.exists() else None
+        folder = hub.resolve(model, offline=offline, config_only=True)
+        if (folder / INDEX).exists():
+            names = read_json_object(folder / INDEX).nested("weight_map").data
+        elif (folder / SINGLE).exists():
+            names = Checkpoint(folder).entries
     return mtp.dummy(mtp.config(target, names), ShapeTensors())
 
 
@@ -119,7 +123,8 @@ def prepare_head(
     plan = make_plan("the draft head", shape.uses, setup)
     held = shape.other_bytes + _weight_bytes(shape.uses, plan)
     number = 4 if setup.activations is Activations.FLOAT32 else 2
-    working = number * (config.reads.width + 4 * config.layer.hidden + config.layer.qkv_rows)
+    [qkv] = [use.spec.rows for use in shape.uses if use.layer == "qkv"]
+    working = number * (config.reads.width + 4 * config.layer.hidden + 2 * qkv)
     working += sum(op_working_bytes(use.spec) for use in shape.uses if use.op == "moe")
     need = HeadNeed(held, shape.cached_numbers, working, len(config.own_rows) * 6)
     return PreparedHead(weights, setup, plan, need, shape.other_bytes + _read_bytes(shape.uses, plan))

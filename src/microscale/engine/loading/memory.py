@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from microscale.engine.graphs import graph_memory
-from microscale.engine.limits import DRAFTED_SEQUENCES, SCORED_TOKENS
+from microscale.engine.limits import SCORED_TOKENS, drafted_sequences
 from microscale.engine.loading.usable import usable_memory
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
@@ -118,7 +118,7 @@ class KvNeed:
 
     def drafted_slots(self, sequences: int) -> int:
         """Slots for the states after drafts."""
-        return min(sequences, DRAFTED_SEQUENCES) * self.draft_tokens if self.states else 0
+        return drafted_sequences(sequences, states=True) * self.draft_tokens if self.states else 0
 
     def per_sequence_sliding(self) -> int:
         """All that a long sequence takes in sliding layers: the window and one page more."""
@@ -318,8 +318,8 @@ def _activations(outline: Outline, workload: Workload) -> int:
     """The most that one op holds for a step's tokens, three copies of the residual stream, and the logits."""
     per_token = max(op_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
     # One row a sequence, one a draft, and those of the prompts that are scored.
-    drafted = min(workload.sequences * workload.draft_tokens, workload.step_tokens)
-    rows = workload.sequences + drafted + min(SCORED_TOKENS, workload.step_tokens)
+    drafted = drafted_sequences(workload.sequences, states=outline.state_bytes > 0) * workload.draft_tokens
+    rows = workload.sequences + min(drafted, workload.step_tokens) + min(SCORED_TOKENS, workload.step_tokens)
     return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + rows * _logits_row(outline)
 
 

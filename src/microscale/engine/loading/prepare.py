@@ -129,6 +129,7 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     # Whatever can be refused is refused before weights are downloaded.
     config = find_config(options.model, options.load_format, options.hf_overrides, options.offline)
     config, drafts = config.sharded(options.shard), options.speculative
+    draft_tokens = draft_tokens if drafts is None else drafts.num_speculative_tokens
     workload = replace(workload_of(options), draft_tokens=draft_tokens)
     check(config)
     available = hardware.available_memory(setup.gpu, device.index or 0)
@@ -140,20 +141,12 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     setup, chosen_because = settle_precision(shape, setup, workload, available)
     if chosen_because is not None:
         log.info(chosen_because)
+    shape.check_drafts(workload.draft_tokens)
     head = None
-    if drafts is not None:
-        if drafts.num_speculative_tokens > shape.most_drafts:
-            raise BadSetting(
-                f"--speculative-config: num_speculative_tokens is {drafts.num_speculative_tokens}, and layers with "
-                f"states, which {options.model} has, verify up to {shape.most_drafts} drafts at once; lower it."
-            )
-        workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
-        if drafts.is_head:
-            expected = expect_head(
-                drafts, options.model, config, offline=options.offline, load_format=options.load_format
-            )
-            head = prepare_head(expected, setup, workload.page_size, drafts.head_formats)
-            workload = replace(workload, head=head.need)
+    if drafts is not None and drafts.is_head:
+        expected = expect_head(drafts, options.model, config, offline=options.offline, load_format=options.load_format)
+        head = prepare_head(expected, setup, workload.page_size, drafts.head_formats)
+        workload = replace(workload, head=head.need)
     plan, memory = plan_and_size(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     if setup.gpu.is_cpu and options.shard.is_first:

@@ -1,4 +1,4 @@
-"""``eagle3`` and ``dflash``: a draft head drafts from what it reads of the target's steps.
+"""``eagle3``, ``dflash`` and ``mtp``: a draft head drafts from what it reads of the target's steps.
 
 Behind each step of the target the head takes in all of its rows, also those of prompts, and drafts the next tokens of
 the sequences that drew one. It is launched before the step's tokens are read; its drafts are read after them. Its keys

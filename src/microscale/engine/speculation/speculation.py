@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -71,8 +71,8 @@ class Speculation:
         self.most = most
         self._length: Length = FixedLength(most) if length is None else length
         self._target_first_runs: Callable[[], int] = lambda: 0
-        self._most_sequences: int | None = None
-        """Steps of more sequences have no drafts."""
+        self._states = False
+        """The target has layers of states."""
         self.counts = Counts(most)
 
     @classmethod
@@ -140,7 +140,7 @@ class Speculation:
     def attach(self, target: DraftTarget) -> None:
         """Attach to an engine, before its first step."""
         self._target_first_runs = target.first_runs
-        self._most_sequences = DRAFTED_SEQUENCES if LayerKind.LINEAR in target.pools else None
+        self._states = LayerKind.LINEAR in target.pools
         if self._head is not None:
             self._head.attach(target)
 
@@ -157,7 +157,7 @@ class Speculation:
         if self._head is None:
             self._drafter.observe(step, self.most)
             return
-        if self._too_many(step.first_rows) or self._length.rests(len(step.schedule)):
+        if self._length.rests(len(step.schedule)):
             self._head.rest(step)
             return
         self._head.follow(step)
@@ -178,14 +178,11 @@ class Speculation:
         self._drafter.forget(request_id)
         self._length.forget(request_id)
 
-    def _too_many(self, sequences: Sized) -> bool:
-        return self._most_sequences is not None and len(sequences) > self._most_sequences
-
     def _contexts(self, requests: Sequence[Request], drafted: Sequence[int] | None = None) -> list[Context]:
         """Requests that may get a draft, and the maximum length of each. The last token of a request is drawn and never
         drafted. With penalties each token changes how the next one is drawn, so such a request runs without drafts, and
         so does one of which a head has missed a step. ``drafted``: lengths of drafts in a step that was not read."""
-        if self._too_many(requests):
+        if self._states and len(requests) > DRAFTED_SEQUENCES:
             return []
         head = self._head
         able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]

@@ -88,7 +88,7 @@ class RecurrentSpec:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts of a sequence in one step, which engines fill up to a power of two tokens."""
+        """Of a sequence in one step. Engines fill its tokens up to a power of two."""
         return (1 << (RING - self.taps + 1).bit_length() - 1) - 1
 
     @property

@@ -1,7 +1,7 @@
 """What a draft head is: its layers, what it reads from its target, and how it ends. Checked for consistency once.
 
 ``config_file`` turns published files into these records; ``PRESETS`` has published shapes. Every kind of head has the
-same few properties (``HeadConfig``), so nothing outside of this folder needs to know which kind it has.
+same few properties (``HeadConfig``), so the engine need not know which kind it has.
 """
 
 from __future__ import annotations

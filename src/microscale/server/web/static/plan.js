@@ -127,6 +127,7 @@ export function memoryBar(memory) {
     ...largestFirst([
       { name: "KV cache, full", bytes: memory.kv_cache.full, colour: 7 },
       { name: "KV cache, sliding", bytes: memory.kv_cache.sliding, colour: 8 },
+      { name: "States", bytes: memory.kv_cache.states, colour: 8 }, // a model has these or sliding layers
     ]),
     ...largestFirst([
       { name: "Runtime", bytes: memory.runtime, colour: 9 },
