@@ -6,7 +6,7 @@ import pytest
 
 from microscale.bench.cases import BenchCase, check_lengths, make_cases
 from microscale.bench.energy import EnergyMeter
-from microscale.bench.model import header, line, run
+from microscale.bench.model import begin_decoding, header, line, make_engine, run
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.models.outline import outline
@@ -44,6 +44,17 @@ def test_rows_of_the_tiny_model() -> None:
     assert all(min(row.runs) <= row.tok_s <= max(row.runs) for row in rows)
     assert [len(line(row).split()) for row in rows] == [8, 8]
     assert len(header().split()) == 10  # "of it" and "explain says" are two words each
+
+
+def test_decoding_begins_when_all_prompts_are_computed() -> None:
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    case = BenchCase("tg", 3, 4, 10)
+    engine = make_engine(model, case, step_tokens=16)
+    assert begin_decoding(engine, model.config.vocab_size, case, 16) == 4 * 3
+    steps = []
+    while engine.has_work:
+        steps.append(len(engine.step()))
+    assert (len(steps), sum(steps)) == (3, 4 * 3)  # three steps of all four
 
 
 class Counter(EnergyMeter):

@@ -122,14 +122,17 @@ def _measure(
     model: AnyModel, engine: Engine, case: BenchCase, turn: int, step_tokens: int, meter: EnergyMeter | None = None
 ) -> Run:
     """One run. All runs share the engine, so later ones use the graphs that the first captured."""
-    chooser = random.Random(turn)
-    prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
-    new = [1] if case.kind == "pp" else _new_tokens(case, step_tokens)
-    for index, count in enumerate(new):
-        tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
-        engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=count, ignore_eos=True)))
     if case.kind == "pp":
+        submit_random(engine, model.config.vocab_size, case.tokens, [1], turn)
         return _finish(engine, model.device, case.tokens, meter)
+    tokens = begin_decoding(engine, model.config.vocab_size, case, step_tokens, turn)
+    return _finish(engine, model.device, tokens, meter)
+
+
+def begin_decoding(engine: Engine, vocab_size: int, case: BenchCase, step_tokens: int, turn: int = 0) -> int:
+    """Run the engine until all prompts of a case are computed; the number of tokens that are left to decode."""
+    new = _new_tokens(case, step_tokens)
+    submit_random(engine, vocab_size, max(case.depth, 1), new, turn)
     # All prompts are computed when every sequence has its first token.
     begun: set[str] = set()
     early = 0
@@ -137,7 +140,15 @@ def _measure(
         outputs = engine.step()
         early += len(outputs)
         begun.update(output.request_id for output in outputs)
-    return _finish(engine, model.device, sum(new) - early, meter)
+    return sum(new) - early
+
+
+def submit_random(engine: Engine, vocab_size: int, prompt: int, new: Sequence[int], turn: int = 0) -> None:
+    """Submit prompts of random tokens, each with its number of new tokens."""
+    chooser = random.Random(turn)
+    for index, count in enumerate(new):
+        tokens = [chooser.randrange(vocab_size) for _ in range(prompt)]
+        engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=count, ignore_eos=True)))
 
 
 def _new_tokens(case: BenchCase, step_tokens: int) -> list[int]:

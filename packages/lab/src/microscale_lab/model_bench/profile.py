@@ -9,7 +9,6 @@ part is that of its calls.
 
 from __future__ import annotations
 
-import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,10 +21,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from microscale.bench.cases import BenchCase
-from microscale.bench.model import make_engine
+from microscale.bench.model import begin_decoding, make_engine, submit_random
 from microscale.engine.engine import Engine
-from microscale.engine.request import Request
-from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step_times import StepTimes
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -46,7 +43,8 @@ SMALL = {
 }
 """Methods of the small ops → the part that they belong to."""
 STEPS = 8
-"""Decoding steps that are averaged."""
+"""Decoding steps that are averaged, and as many before them."""
+STEP_TOKENS = 8192
 
 
 class Ranged:
@@ -141,27 +139,23 @@ def run(
     return found
 
 
-def _engine(model: AnyModel, case: BenchCase, prompt: int, new: int, eager: bool) -> Engine:
-    engine = make_engine(model, case, step_tokens=max(8192, prompt), enforce_eager=eager)
-    chooser = random.Random(0)
-    for index in range(case.batch):
-        tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
-        engine.submit(Request(str(index), tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
-    return engine
-
-
 def _decode_us(model: AnyModel, case: BenchCase, steps: int, eager: bool = False) -> float:
     """Microseconds of one decoding step; kernels are compiled and graphs captured before."""
-    engine = _engine(model, case, max(case.depth, 1), 3 * steps, eager)
+    engine = make_engine(model, case, STEP_TOKENS, enforce_eager=eager)
+    begin_decoding(engine, model.config.vocab_size, case, STEP_TOKENS)
     for _ in range(steps):
         engine.step()
     return _timed(model, engine.step, steps) / steps
 
 
 def _prompt_us(model: AnyModel, prompt: int) -> float:
-    case = BenchCase("pp", prompt, 1, 0)
-    _engine(model, case, prompt, 1, eager=True).step()  # compiles
-    return _timed(model, _engine(model, case, prompt, 1, eager=True).step)
+    def engine() -> Engine:
+        made = make_engine(model, BenchCase("pp", prompt, 1, 0), max(STEP_TOKENS, prompt), enforce_eager=True)
+        submit_random(made, model.config.vocab_size, prompt, [1])
+        return made
+
+    engine().step()  # compiles
+    return _timed(model, engine().step)
 
 
 def _timed(model: AnyModel, step: Callable[[], object], steps: int = 1) -> float:
