@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from itertools import pairwise, takewhile
 
 import pytest
 
 from microscale.engine.client.stream import OpenRequest, Stream
 from microscale.engine.output import Output
-from microscale.engine.protocol.frames import FrameReader, frame
 from microscale.engine.request import Finish
 
 
-def put(request: OpenRequest, token: int, finish: Finish | None = None) -> None:
-    """As the client does it."""
-    if finish is not None or not request.offer(token):
-        request.put(Output("a", token, finish=finish))
+def put(request: OpenRequest, *tokens: int, finish: Finish | None = None) -> None:
+    """As the client does it with what came at once."""
+    outputs = [Output("a", token) for token in tokens]
+    request.deliver([*outputs, Output("a", None, finish=finish)] if finish else outputs)
 
 
 def opened() -> tuple[OpenRequest, Stream]:
@@ -27,28 +28,34 @@ def test_tokens_are_taken_in_order_by_the_tap_or_by_the_reader() -> None:
     async def main() -> None:
         request, stream = opened()
         order: list[int] = []
+        tapped: list[int] = []
+        chooser = random.Random(0)
 
-        def even(token: int) -> bool:
-            if token % 2:
-                return False
-            order.append(token)
-            return True
+        def no_threes(tokens: list[int]) -> int:
+            taken = list(takewhile(lambda token: token % 3 != 0, tokens))
+            order.extend(taken)
+            tapped.extend(taken)
+            return len(taken)
 
         async def read() -> None:
             while outputs := await stream.take():
                 await asyncio.sleep(0)  # meanwhile it does not wait for tokens, and none may overtake these
-                order.extend(output.token or 0 for output in outputs)
+                order.extend(-1 if output.token is None else output.token for output in outputs)
 
-        stream.tap(even)
+        stream.tap(no_threes)
         put(request, 0)  # nobody waits yet
         reading = asyncio.create_task(read())
-        for token in range(1, 40):
-            put(request, token)
-            if token % 3 == 0:
+        token = 1
+        while token < 100:
+            count = chooser.choice((1, 1, 2, 5))
+            put(request, *range(token, token + count))
+            token += count
+            for _ in range(chooser.choice((0, 1, 4))):
                 await asyncio.sleep(0)
-        put(request, 40, Finish.STOP)
+        put(request, token, token + 1, finish=Finish.STOP)
         await reading
-        assert order == list(range(41))
+        assert order == [*range(token + 2), -1]
+        assert any(first + 1 == second for first, second in pairwise(tapped))
 
     asyncio.run(main())
 
@@ -56,7 +63,7 @@ def test_tokens_are_taken_in_order_by_the_tap_or_by_the_reader() -> None:
 def test_what_a_tap_raises_the_reader_hears() -> None:
     async def main() -> None:
         request, stream = opened()
-        stream.tap(lambda token: bool(1 // token))
+        stream.tap(lambda tokens: 1 // tokens[0])
         reading = asyncio.create_task(stream.take())
         await asyncio.sleep(0)
         put(request, 1)
@@ -67,11 +74,3 @@ def test_what_a_tap_raises_the_reader_hears() -> None:
         assert [output.token for output in await stream.take()] == [2]
 
     asyncio.run(main())
-
-
-def test_a_reader_of_frames_knows_whether_it_keeps_up() -> None:
-    reader = FrameReader()
-    one = frame(b"one")
-    for data, keeps_up in ((one, True), (one + one, False), (one, True), (one[:3], False), (one[3:], False)):
-        list(reader.feed(data))
-        assert reader.keeps_up is keeps_up

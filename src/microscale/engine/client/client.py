@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -196,7 +197,7 @@ class EngineClient:
             self._ask(Abort(request.key))
             if not request.answered.done():
                 request.answered.set_result(None)  # its answer will come too late
-            request.put(Output(request.request_id, None, finish=Finish.ABORT))
+            request.put([Output(request.request_id, None, finish=Finish.ABORT)])
 
     async def stats(self) -> Stats:
         self._ask(GetStats())
@@ -217,9 +218,34 @@ class EngineClient:
 
     # ---- what comes back ---------------------------------------------------------------------------------------------
 
-    def _take(self, payload: bytes) -> None:
-        """Handle one message of the engine. What this raises breaks the connection, which ends ``_watch``."""
-        self._handle(decode_for_owner(payload))
+    def _take(self, payloads: Sequence[bytes]) -> None:
+        """Handle messages of the engine. What this raises breaks the connection, which ends ``_watch``.
+
+        There are several if this process is behind. Then a request's tokens are delivered together.
+        """
+        outputs: dict[str, list[Output]] = {}
+        try:
+            for payload in payloads:
+                message = decode_for_owner(payload)
+                if isinstance(message, Tokens):  # before all others: thousands a second
+                    for output in message.outputs:
+                        outputs.setdefault(output.request_id, []).append(output)
+                else:
+                    self._deliver(outputs)
+                    self._handle(message)
+        finally:
+            self._deliver(outputs)
+
+    def _deliver(self, outputs: dict[str, list[Output]]) -> None:
+        """Deliver what came for each request, and clear it."""
+        for key, arrived in outputs.items():
+            request = self._by_key.get(key)
+            if request is None:
+                continue  # aborted while this was on its way
+            if arrived[-1].finish is not None:
+                self._drop(request)
+            request.deliver(arrived)
+        outputs.clear()
 
     async def _watch(self) -> None:
         """Wait until the engine ends, speaks nonsense, is stopped or hangs, and see to it that it has ended."""
@@ -250,12 +276,6 @@ class EngineClient:
         return fault is not None
 
     def _handle(self, message: FromEngine) -> None:
-        if isinstance(message, Tokens):  # before all others: thousands a second
-            # A client that is behind gathers the tokens that wait: readers then take many together.
-            offer = self._link.keeps_up
-            for output in message.outputs:
-                self._deliver(output, offer=offer)
-            return
         match message:
             case Accepted(key):
                 if (request := self._by_key.get(key)) and not request.answered.done():
@@ -277,19 +297,6 @@ class EngineClient:
                 raise EngineDied(f"The engine process failed: {error}")
             case Ready() | Loading():
                 raise BadMessage(f"It sent {type(message).__name__} a second time.")
-
-    def _deliver(self, output: Output, *, offer: bool) -> None:
-        request = self._by_key.get(output.request_id)
-        if request is None:
-            return  # aborted while this was on its way
-        if output.drafted:
-            request.drafted += output.drafted
-            request.accepted += output.accepted
-        if offer and output.finish is None and output.token is not None and request.offer(output.token):
-            return
-        if output.finish is not None:
-            self._drop(request)
-        request.put(output)
 
 
 def checked(message: Submit | LoadEngine, error: type[MicroscaleError]) -> bytes:

@@ -30,7 +30,7 @@ class _Frames(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.unread: deque[bytes] = deque()
-        self.deliver: Callable[[bytes], None] = self._keep
+        self.deliver: Callable[[Sequence[bytes]], None] = self._keep
         self.broken: asyncio.Future[None] = loop.create_future()
         """Raises what was wrong, or ends when the other side is gone."""
         self.arrived = asyncio.Event()
@@ -38,16 +38,16 @@ class _Frames(asyncio.Protocol):
         self.writable.set()
         self.reader = FrameReader()
 
-    def _keep(self, payload: bytes) -> None:
-        self.unread.append(payload)
+    def _keep(self, payloads: Sequence[bytes]) -> None:
+        self.unread.extend(payloads)
         self.arrived.set()
 
     def data_received(self, data: bytes) -> None:
         if self.broken.done():
             return
         try:
-            for payload in self.reader.feed(data):
-                self.deliver(payload)
+            if payloads := self.reader.feed(data):
+                self.deliver(payloads)
         except Exception as error:
             self.fail(error)
 
@@ -100,11 +100,6 @@ class EngineLink:
         """What the heartbeat says is wrong with the process now, as the beginning of a sentence."""
         return self._child.heartbeat.fault()
 
-    @property
-    def keeps_up(self) -> bool:
-        """Whether messages are handled as fast as they come, going by the last one."""
-        return self._frames.reader.keeps_up
-
     def write(self, data: bytes) -> None:
         """Send, unless the connection has ended, which is reported elsewhere."""
         if not self._transport.is_closing():
@@ -124,15 +119,15 @@ class EngineLink:
             await frames.arrived.wait()
         return frames.unread.popleft()
 
-    def deliver_to(self, handle: Callable[[bytes], None]) -> None:
-        """Call ``handle`` with every message from now on; what it raises breaks the connection."""
+    def deliver_to(self, handle: Callable[[Sequence[bytes]], None]) -> None:
+        """From now on call ``handle`` with the messages that have come; what it raises breaks the connection."""
         frames = self._frames
         frames.deliver = handle
         try:
-            while frames.unread:
-                handle(frames.unread.popleft())
+            handle(frames.unread)
         except Exception as error:
             frames.fail(error)
+        frames.unread.clear()
 
     async def wait_broken(self) -> None:
         """Wait until nothing more will come, and raise why. The wait may be cancelled."""

@@ -16,6 +16,9 @@ from typing import Self
 from microscale.engine.output import Output
 from microscale.errors import MicroscaleError
 
+Tap = Callable[[list[int]], int]
+"""Takes the first of some tokens, and returns how many."""
+
 
 @dataclass(eq=False)
 class OpenRequest:
@@ -30,26 +33,36 @@ class OpenRequest:
     error: MicroscaleError | None = None
     waiter: asyncio.Future[None] | None = None
     """Of the one who reads, while there is nothing to read."""
-    tap: Callable[[int], bool] | None = None
+    tap: Tap | None = None
     """See ``Stream.tap``."""
     drafted: int = 0
     accepted: int = 0
     """Drafted tokens of all that was delivered, and those that were accepted."""
 
-    def offer(self, token: int) -> bool:
-        """Whether the reader's tap has taken a token. Only while the reader waits: then all before it is read."""
-        if self.tap is None or self.waiter is None or self.waiter.done():
-            return False
-        try:
-            return self.tap(token)
-        except Exception as error:  # the reader's own error must not break the connection
-            self.tap = None
-            self.waiter.set_exception(error)
-            return True
+    def deliver(self, outputs: list[Output]) -> None:
+        """Give outputs to the tap, and to the reader from the first that the tap does not take."""
+        for output in outputs:
+            self.drafted += output.drafted
+            self.accepted += output.accepted
+        # Only while the reader waits: then it has read all before these.
+        if self.tap is not None and self.waiter is not None and not self.waiter.done():
+            tokens: list[int] = []
+            for output in outputs:
+                if output.token is None or output.finish is not None:
+                    break
+                tokens.append(output.token)
+            try:
+                outputs = outputs[self.tap(tokens) if tokens else 0 :]
+            except Exception as error:  # the reader's own error must not break the connection
+                self.tap = None
+                self.waiter.set_exception(error)
+                outputs = outputs[len(tokens) :]
+        if outputs:
+            self.put(outputs)
 
-    def put(self, output: Output) -> None:
-        self.outputs.append(output)
-        self.ended = output.finish is not None
+    def put(self, outputs: list[Output]) -> None:
+        self.outputs += outputs
+        self.ended = outputs[-1].finish is not None
         self._wake()
 
     def _wake(self) -> None:
@@ -88,10 +101,10 @@ class Stream(AsyncIterator[Output]):
         self._request.outputs.clear()
         return outputs
 
-    def tap(self, take: Callable[[int], bool]) -> None:
+    def tap(self, take: Tap) -> None:
         """Offer tokens to ``take`` first, as they arrive, while the reader waits for one.
 
-        A token that it takes (it returns True) does not go through the reader's task, and the reader never sees it.
+        Those that it takes (it returns how many) do not go through the reader's task, and the reader never sees them.
         An output with more than a token is never offered. Log-probabilities are lost to a reader that taps.
         """
         self._request.tap = take

@@ -6,8 +6,6 @@ make this side hold more than ``MAX_FRAME``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from microscale.errors import BadMessage
 
 MAX_FRAME = 16 * 2**20
@@ -26,36 +24,28 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self.keeps_up = True
-        """Whether the last ``feed`` was one whole message: what came is read as it came."""
 
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        """The messages that ``data`` completes. Read all of them before the next ``feed``."""
-        # What comes is one whole message as a rule: then nothing is put together.
-        if not self._buffer and len(data) > HEADER and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
-            _check(len(data) - HEADER)
-            self.keeps_up = True
-            return (data[HEADER:],)
-        self.keeps_up = False
-        return self._cut(data)
-
-    def _cut(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that ``data`` completes."""
         buffer = self._buffer
+        # What comes is one whole message as a rule: then nothing is put together.
+        if not buffer and len(data) > HEADER and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
+            _check(len(data) - HEADER)
+            return [data[HEADER:]]
         buffer += data
+        payloads = []
         start = 0
-        try:
-            while len(buffer) - start >= HEADER:
-                size = int.from_bytes(buffer[start : start + HEADER], "big")
-                _check(size)
-                end = start + HEADER + size
-                if len(buffer) < end:
-                    break
-                payload = bytes(buffer[start + HEADER : end])
-                start = end
-                yield payload
-        finally:
-            # Once for all messages: a prefix of a bytearray goes in constant time, and not once a message.
-            del buffer[:start]
+        while len(buffer) - start >= HEADER:
+            size = int.from_bytes(buffer[start : start + HEADER], "big")
+            _check(size)
+            end = start + HEADER + size
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[start + HEADER : end]))
+            start = end
+        # Once for all messages: a prefix of a bytearray goes in constant time, and not once a message.
+        del buffer[:start]
+        return payloads
 
 
 def _check(size: int) -> None:

@@ -31,11 +31,11 @@ FLUSH_S = 0.5
 
 @dataclass(frozen=True)
 class FastPath:
-    """Sends a token that only adds text: from the engine's message to the client's socket in one call."""
+    """Sends tokens that only add text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
     event: Callable[[TextKind, str], bytes]
-    """Returns the bytes to send for a token. Call it once per token, and send the result."""
+    """Returns the bytes to send for a text. Call it once per text, and send the result."""
 
 
 async def generate(
@@ -125,7 +125,7 @@ class _Clock:
             self._metrics.first_token.observe(self._record.first_token_s)
         self._last[at] = now
         self._record.completion_tokens += num_tokens
-        self._record.reasoning_tokens += is_reasoning
+        self._record.reasoning_tokens += num_tokens * is_reasoning
 
     def flush(self) -> None:
         self._metrics.between_tokens.observe_all(self._gaps)
@@ -134,16 +134,22 @@ class _Clock:
         self._num_flushed = self._record.completion_tokens
 
 
-def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, token: int) -> bool:
-    """Send a token by the fast path; false if it must take the slow one."""
+def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, tokens: list[int]) -> int:
+    """Send tokens in one event by the fast path, up to the first that must take the slow one; how many."""
     if not fast_path.wire.writable:
-        return False
-    plain = choice.advance_plain(token)
-    if plain is None:
-        return False
-    clock.tick(0, 1, is_reasoning=plain[0] is TextKind.REASONING)
-    fast_path.wire.write_chunk(fast_path.event(*plain))
-    return True
+        return 0
+    texts = []
+    kind = None
+    for token in tokens:
+        plain = choice.advance_plain(token)
+        if plain is None:
+            break
+        kind, text = plain  # all of one kind: only a control token begins another
+        texts.append(text)
+    if kind is not None:
+        clock.tick(0, len(texts), is_reasoning=kind is TextKind.REASONING)
+        fast_path.wire.write_chunk(fast_path.event(kind, "".join(texts)))
+    return len(texts)
 
 
 async def _submit_all(host: Host, asked: Sequence[Request]) -> list[Stream]:
