@@ -223,17 +223,22 @@ def drafting(kind: str, luck: float, prompts: list[list[int]], said: list[list[i
     return Speculation(DRAFTERS[kind](after, 256, luck), most, Uneven(most))
 
 
+@pytest.fixture(scope="module")
+def further(models: dict[int, AnyModel]) -> list[list[int]]:
+    """What drafters know."""
+    return finish(engine_of(models[16], caching=False), requests(FURTHER))
+
+
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(("size", "budget", "fill"), [(4, 512, True), (16, 24, False)])
 def test_drafts_change_nothing(
-    models: dict[int, AnyModel], alone: list[list[int]], kind: str, luck: float, size: int, budget: int, fill: bool
+    models: dict[int, AnyModel], further: list[list[int]], kind: str, luck: float, size: int, budget: int, fill: bool
 ) -> None:
     """The state after the last accepted draft is the one that goes on."""
-    further = finish(engine_of(models[16], caching=False), requests(FURTHER))
     drafts = drafting(kind, luck, prompts(), further)
     engine = engine_of(models[size], budget=budget, fill=fill, slots=32, drafts=drafts)
-    assert finish(engine, requests()) == alone
+    assert finish(engine, requests()) == [output[:NEW] for output in further]
     stats = engine.stats()
     assert stats.num_draft_tokens > 30
     assert (stats.num_accepted_tokens > 0) == (luck > 0)
@@ -286,7 +291,7 @@ class AtFirst(Length):
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("luck", [0.0, 0.6])
 def test_states_after_rejected_drafts(
-    models: dict[int, AnyModel], alone: list[list[int]], kind: str, luck: float
+    models: dict[int, AnyModel], further: list[list[int]], kind: str, luck: float
 ) -> None:
     """Those of every layer are the ones of a run without drafts, but for the rounding of projections."""
 
@@ -304,7 +309,7 @@ def test_states_after_rejected_drafts(
         engine.abort("3")
         return [part.clone() for part in found]
 
-    drafts = drafting(kind, luck, prompts(), finish(engine_of(models[16], caching=False), requests(FURTHER)))
+    drafts = drafting(kind, luck, prompts(), further)
     drafts._length = AtFirst()
     wanted, found = states(None), states(drafts)
     assert len(found) == 2 * 3
