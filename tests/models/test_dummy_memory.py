@@ -14,7 +14,6 @@ pytestmark = pytest.mark.nightly
 # part of the vocabulary is enough: embeddings and lm_head would be 2.3 GB more.
 SCRIPT = """
 import json, resource
-from microscale.planning.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
 from microscale.engine.config import EngineConfig
@@ -22,8 +21,8 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 
 options = EngineConfig(
-    "gpt-oss-120b", load_format="dummy", device="cpu", preference=Preference("reference"),
-    overrides={"num_hidden_layers": 1, "vocab_size": 16384},
+    "gpt-oss-120b", load_format="dummy", device="cpu", backend="reference",
+    hf_overrides={"num_hidden_layers": 1, "vocab_size": 16384},
 )
 model = load(prepare(options))
 completion = Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=1)).run()[0]
@@ -33,7 +32,6 @@ print(json.dumps({"tokens": completion.token_ids, "logprobs": completion.logprob
 EXPERTS_IN_BF16 = 128 * 3 * 2880 * 2880 * 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_layer_of_gpt_oss_120b_runs_from_packed_experts() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
