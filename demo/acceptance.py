@@ -26,12 +26,13 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.heads import bind_head, open_head_weights
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.batches import SequenceChunk, build_batch
+from microscale_lab.heads import ops_for_head
 from microscale_lab.quality.measure import MAX_TOKENS, complete
 from microscale_lab.quality.tasks import encode
 

@@ -21,11 +21,12 @@ from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.heads import bind_head, ops_for_head
+from microscale.models.draft_heads.heads import bind_head
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
 from microscale.planning.ops import Activations, Embedding, Ops, Preference
 from microscale_lab.batches import SequenceChunk, build_batch
+from microscale_lab.heads import ops_for_head
 from support.forward import poison
 from support.loading import load_model
 from support.tiny_checkpoints import write_hf

@@ -14,10 +14,11 @@ from microscale import hardware
 from microscale.hardware import known
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, ops_for_head, outline_head, record_head
+from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, outline_head, record_head
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
 from microscale.planning.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
+from microscale_lab.heads import ops_for_head
 from microscale_lab.prove import inventory
 from support.listed import assert_listed
 from support.tiny_heads import HEADS as TINY

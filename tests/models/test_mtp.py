@@ -23,7 +23,7 @@ from microscale.formats import FORMATS, MXFP8, decode, encode
 from microscale.hardware import known
 from microscale.models.config import LayerKind, LoadFormat
 from microscale.models.draft_heads.drafting import TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, ops_for_head, outline_head, record_head
+from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, outline_head, record_head
 from microscale.models.draft_heads.layer import FULL, Steps
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.pre_norm import PreNormModel
@@ -38,6 +38,7 @@ from microscale.planning.plan import Setup
 from microscale.planning.precision import make_precision
 from microscale.planning.ranks import summarise
 from microscale_lab.batches import SequenceChunk, build_batch
+from microscale_lab.heads import ops_for_head
 from support.containers import Container, fp8_squares, matrices, quantise
 from support.forward import poison
 from support.loading import load_model

@@ -19,13 +19,14 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import OWN_FORMATS, HeadFormats
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig, SeparateHeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, likeliest_of_ranks
-from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.heads import bind_head, open_head_weights
 from microscale.models.draft_heads.layer import FULL
 from microscale.models.draft_heads.weights import CheckpointHead, DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary
 from microscale.planning.ops import AttentionBatch, Logits, Ops
 from microscale.planning.ranks import summarise
+from microscale_lab.heads import ops_for_head
 from support.demo_prompts import demo_model
 from support.heads import bound, random_config
 from support.thread_ranks import ThreadRank, run_ranks

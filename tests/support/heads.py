@@ -15,13 +15,14 @@ from microscale.models import embedded
 from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadReads, LayerShape, SeparateHeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.heads import bind_head, open_head_weights
 from microscale.models.draft_heads.weights import DummyHead, HeadWeights
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import AnyModel, mtp_of
 from microscale.models.rope import PlainRope
 from microscale.models.taps import Taps
 from microscale_lab.batches import SequenceChunk, build_batch
+from microscale_lab.heads import ops_for_head
 from support.demo_prompts import demo_model
 
 

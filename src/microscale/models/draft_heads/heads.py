@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from microscale.models import hub
-from microscale.models.config import OWN_FORMATS, HeadFormats, ModelConfig
+from microscale.models.config import ModelConfig
 from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, MtpConfig
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
@@ -57,13 +57,6 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
 def dummy_head(config: HeadConfig, make: TensorMaker) -> HeadWeights:
     """Weights that ``make`` makes."""
     return mtp_of(config.layer).dummy(config, make) if isinstance(config, MtpConfig) else DummyHead(config, make)
-
-
-def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
-    """On the target's device, with its activations and KV format. A head keeps the formats of its checkpoint, except
-    for those in ``formats``."""
-    precision = target.precision.of_draft_head(formats.quantization, formats.lm_head)
-    return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads, ranks=target.ranks)
 
 
 def bind_head(weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> DraftHead:

@@ -92,9 +92,6 @@ class Operands:
         """The number of a register."""
         return self._program.places[operand]
 
-    def bits_of_register(self, operand: str) -> int:
-        return self._program.registers[operand]
-
     def address(self, operand: str, bits: int) -> Read:
         """``[%rd1 + 16]``"""
         found = _ADDRESS.fullmatch(operand)
