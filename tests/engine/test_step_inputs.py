@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec import structs
 
 from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.config import EngineConfig
@@ -175,7 +176,7 @@ def test_a_step_is_laid_out_as_its_schedule_says(kind: str) -> None:
 def unread(schedule: Sequence[Work], accepted: Sequence[int]) -> tuple[list[Work], Ahead]:
     """The same schedule, launched before the host knew how many of five drafts the last step accepted."""
     ahead = [
-        replace(work, first=work.first - count, ahead=True, drafts=(0,) * len(work.drafts), slack=5)
+        structs.replace(work, first=work.first - count, ahead=True, drafts=(0,) * len(work.drafts), slack=5)
         for work, count in zip(schedule, accepted, strict=True)
     ]
     layouts = Layouts(CPU)
@@ -204,7 +205,7 @@ def test_tokens_may_be_on_the_device_alone() -> None:
     schedule = [make(pools, str(n), 3 + n) for n in range(3)]
     inputs, key = inputs_of(pools), decode_key(5, MAX_PAGES)
     tokens = torch.tensor([work.request.tokens[-1] for work in schedule], dtype=torch.int32)
-    inputs.fill([replace(work, ahead=True) for work in schedule], key, tokens)
+    inputs.fill([structs.replace(work, ahead=True) for work in schedule], key, tokens)
     check_layout(inputs, pools, schedule, key)
 
 
@@ -234,7 +235,7 @@ def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
             pool.grow(f"other {turn}", 2)
             pool.grow("a", turn + 4)
         work.request.tokens += [1] * PAGE
-        work = replace(work, first=work.first + PAGE)
+        work = structs.replace(work, first=work.first + PAGE)
 
 
 # ---- the runner ------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def test_a_padded_step_gives_the_logits_of_a_plain_one(
         for runner in (padded, plain):  # what came before in each sequence
             for work in schedule:
                 if work.first:
-                    plain_logits(model, runner, pools, [replace(work, first=0, count=work.first, drafts=())])
+                    plain_logits(model, runner, pools, [structs.replace(work, first=0, count=work.first, drafts=())])
             runner._inputs._staging.host.fill_(GARBAGE)
         key = random_key(chooser, schedule, kind)
         monkeypatch.setattr(

@@ -8,9 +8,9 @@ wrongly or freed too soon changes the answer. Pages that were never written hold
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from microscale.engine.ahead import Ahead

@@ -107,8 +107,8 @@ SpeculativeOption = Annotated[
     str | None,
     speculation_option(
         metavar="JSON",
-        help='Draft tokens and verify them: \'{"method": "ngram", "num_speculative_tokens": 4}\', by the MTP layer of '
-        'Qwen3.6 (\'{"method": "mtp", "num_speculative_tokens": 3}\'), or by a draft head: '
+        help='Draft and verify tokens: n-grams \'{"method": "ngram", "num_speculative_tokens": 4}\', the MTP layer of '
+        'Qwen3.6 \'{"method": "mtp", "num_speculative_tokens": 3}\', or a draft head '
         '\'{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 3, "quantization": "mxfp8"}\', where '
         "quantization halves the bytes of the head's weights.",
     ),

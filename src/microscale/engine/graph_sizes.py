@@ -152,7 +152,7 @@ class GraphSizes:
     max_sequences: int
     """That decode together."""
     max_drafted: int
-    """That decode together with drafts."""
+    """Sequences with drafts in a step."""
     draft_tokens: int
     """The longest draft; 0 without drafts."""
     max_tokens: int

@@ -12,8 +12,8 @@ SCORED_TOKENS = 64
 SHORT_CONTEXT = 2048
 """Tokens per sequence that a narrow page table holds."""
 DRAFTED_SEQUENCES = 16
-"""A model with layers of states drafts only while up to this many sequences decode: the state after each draft takes a
-slot, and what drafts bring to more sequences is small."""
+"""A model with states drafts only while at most this many sequences decode: the state after each draft takes a
+slot, and drafts gain little with more sequences."""
 PROMPT_GRAPH_TOKENS = 2048
 """Larger steps take the GPU longer than the host needs to launch their kernels one by one. An H200 computes 2048 tokens
 of gpt-oss-20b in 22 to 26 ms, and a host needs 26 to 31 for their launches (docs/lab/start.md)."""

@@ -16,12 +16,12 @@ them. Only full pages of accepted tokens are published, so that others can share
 so by what was accepted. Between steps no request holds a page without a computed token (``check``), so a pool of pages
 looks as if there had never been a draft.
 
-Layers with states have *slots*: one a sequence, with the state after its computed tokens, and one for each draft since
-it first had any. A step writes the state after its own token, and after each draft, to a slot. When it is known which
-drafts are accepted, the slot of the last of them and the sequence's own change places. A step of a prompt ends
-``KEPT_BEFORE_END`` tokens or more before the prompt's end, at the end of a page, and the slot with the state there is
-published under that page's key. It is never written again: the next step reads it and writes another slot, as does the
-first step of a request that has found it.
+Layers with states have *slots*. A sequence has one, for the state after its computed tokens, and one more per draft. A
+step writes the state after its own token and after each draft. Once drafts are verified, the slot of the last accepted
+one is swapped with the sequence's own, unless the next step is launched already: then the device picks the slot. One
+step of a prompt ends at the end of a page, at least ``KEPT_BEFORE_END`` tokens before the prompt's end. Its slot is
+published under that page's key and never written again: the next step reads it and writes another slot, as does the
+first step of a request that shares it.
 
     slots          | only read, or none | its own: read and written | after each draft |
 

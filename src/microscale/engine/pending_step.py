@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish, Request
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class PendingStep:
+class PendingStep(Struct, frozen=True):
     """A step that was launched and whose tokens the host has not read."""
 
     schedule: list[Work]

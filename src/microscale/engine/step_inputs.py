@@ -6,8 +6,8 @@ follow as far as they have changed (``tables``).
     logit rows | their sequences | their lengths || tokens | positions | slots of each kind | starts | lengths | states
     in steps with prompts; fixed places          ||                      places depend on the step's key
 
-*States* are the slots of sequences in layers that carry a state: of all the one to read, then of each those to write,
-after its own token and after each draft. Only models with such layers have them.
+*States* are slots of layers with states: the slot that each sequence reads, then, sequence by sequence, the slots that
+it writes after its own token and after each draft. Other models have none.
 
 A step is filled up to the sizes of its key with *padding*: sequences of up to ``longest`` tokens in the scratch page,
 then sequences without tokens. So a step gives the same result in any key that holds it.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from microscale.engine.request import Request
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """The tokens of one request that run in a step."""
 
     request: Request

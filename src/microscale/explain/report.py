@@ -52,7 +52,7 @@ class Question:
     reserve: int | None = None
     """Bytes to leave to the system on a GPU with unified memory."""
     speculative: str | None = None
-    """``ngram``, ``eagle3``, a draft head's folder or hub id, or the JSON of ``--speculative-config``."""
+    """``ngram``, ``eagle3``, ``mtp``, a head's folder or hub id, or ``--speculative-config``'s JSON."""
     offline: bool = False
     tensor_parallel_size: int = 1
     """Ranks that share the model, each on its own card. The report is on the first rank, which holds most."""

@@ -225,7 +225,7 @@ def find_head(drafter: DraftSource, model: str, config: ModelConfig, *, offline:
         return None
     asked = SpeculativeConfig(MTP, COUNTED_AT) if name == MTP and drafter.config is None else drafter.config
     if asked is not None and name != EAGLE3:
-        # Of the target's own checkpoint a report needs the shapes.
+        # A report needs only the shapes of an MTP layer.
         return open_head(asked, model, config, offline=offline, load_format=LoadFormat.DUMMY)
     head = f"{preset_name(model)}-{EAGLE3}" if name == EAGLE3 else name
     if name == EAGLE3 and model == embedded.NAME:

@@ -73,7 +73,7 @@ class Checkpoint:
         return mine
 
     def under(self, prefix: str) -> Checkpoint:
-        """The same files with those tensors alone whose names begin with ``prefix``."""
+        """The same files, but only the tensors whose names begin with ``prefix``."""
         part = copy(self)
         part.entries = {name: entry for name, entry in self.entries.items() if name.startswith(prefix)}
         return part

@@ -55,7 +55,7 @@ AnyModel: TypeAlias = "Decoder[Any]"
 
 @dataclass(frozen=True)
 class MtpFamily(Generic[Config]):
-    """The layers for drafts in a family's checkpoints."""
+    """How a family's MTP layers are read and built."""
 
     config: Callable[[Config, Collection[str] | None], MtpConfig]
     """Of a target whose checkpoint has tensors of these names; ``None`` where they are not known."""
@@ -205,7 +205,7 @@ def _family_of(config: ModelConfig) -> ModelFamily[Any, Any]:
 
 
 def mtp_of(config: ModelConfig) -> MtpFamily[Any]:
-    """The layers for drafts of a model's family."""
+    """The MTP functions of a model's family."""
     found = _family_of(config).mtp
     if found is None:
         types = ", ".join(name for family in FAMILIES if family.mtp is not None for name in family.model_types)

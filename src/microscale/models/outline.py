@@ -71,7 +71,7 @@ class Outline:
 
     @property
     def most_drafts(self) -> int:
-        """Of a sequence in one step: a slot of states holds the columns of a few tokens alone."""
+        """Per sequence and step: a slot of states holds the columns of only a few tokens."""
         return min(
             (use.spec.most_drafts for use in self.uses if isinstance(use.spec, RecurrentSpec)), default=MAX_DRAFT
         )
@@ -80,8 +80,8 @@ class Outline:
         """Refuse more."""
         if count > self.most_drafts:
             raise BadSetting(
-                f"{self.name} has layers with states, which verify up to {self.most_drafts} drafts of a sequence in "
-                f"one step; lower num_speculative_tokens, which is {count}."
+                f"{self.name} has layers with states, which verify up to {self.most_drafts} drafts per sequence; lower "
+                f"num_speculative_tokens, which is {count}."
             )
 
 

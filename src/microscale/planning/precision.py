@@ -104,9 +104,8 @@ class Precision:
         return (base,)
 
     def of_draft_head(self, quantization: str | None = None, lm_head: str | None = None) -> Precision:
-        """The precision of a model's draft head: the checkpoint's own formats, except that ``quantization`` holds all
-        dense layers and ``lm_head`` its lm_head in another one, and that BF16 experts are held in MXFP8; the same KV
-        cache."""
+        """The precision of a model's draft head: the model's KV cache and the checkpoint's formats, except that BF16
+        experts become MXFP8. ``quantization``: the format of all dense layers; ``lm_head``: that of its lm_head."""
         formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
         formats += (_EXPERTS,)
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from microscale.engine.limits import DRAFTED_SEQUENCES
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.length import AWAKE, REST, AutomaticLength, DraftCosts, FixedLength, Length
@@ -158,6 +159,18 @@ def test_a_head_rests_while_drafts_are_not_worth_it() -> None:
         simulation.run(1, 0.0)
     # With other numbers of sequences drafts may be worth it at the same acceptance.
     assert rule.rests(64) is (rule._shared.value < 0.2)
+
+
+def test_a_head_rests_while_more_sequences_run_than_have_slots_for_states() -> None:
+    rule = AutomaticLength(DraftCosts(step_curve(256, 8), states_ms=1e-4), 3)
+    requests = [Request(str(number), [1], SamplingParams()) for number in range(DRAFTED_SEQUENCES + 1)]
+    assert any(rule.choose(requests[1:], DRAFTED_SEQUENCES))
+    for _ in range(AWAKE):
+        assert not rule.rests(len(requests))
+        assert not any(rule.choose(requests, len(requests)))
+        rule.stepped()
+    assert rule.rests(len(requests))
+    assert not rule.rests(DRAFTED_SEQUENCES)
 
 
 def test_a_head_that_is_worth_it_never_rests() -> None:

@@ -221,7 +221,7 @@ class EngineClient:
     def _take(self, payloads: Sequence[bytes]) -> None:
         """Handle messages of the engine. What this raises breaks the connection, which ends ``_watch``.
 
-        There are several if this process is behind. Then a request's tokens are delivered together.
+        If this process is behind, there are several; a request's tokens are delivered together.
         """
         outputs: dict[str, list[Output]] = {}
         try:

@@ -120,7 +120,7 @@ class EngineLink:
         return frames.unread.popleft()
 
     def deliver_to(self, handle: Callable[[Sequence[bytes]], None]) -> None:
-        """From now on call ``handle`` with the messages that have come; what it raises breaks the connection."""
+        """Pass messages to ``handle`` in batches from now on; what it raises breaks the connection."""
         frames = self._frames
         frames.deliver = handle
         try:

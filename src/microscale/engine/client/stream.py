@@ -17,7 +17,7 @@ from microscale.engine.output import Output
 from microscale.errors import MicroscaleError
 
 Tap = Callable[[list[int]], int]
-"""Takes the first of some tokens, and returns how many."""
+"""Takes tokens from the front; returns how many."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class OpenRequest:
     """Drafted tokens of all that was delivered, and those that were accepted."""
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Give outputs to the tap, and to the reader from the first that the tap does not take."""
+        """Offer outputs to the tap; the reader gets the first that is not taken and all later."""
         for output in outputs:
             self.drafted += output.drafted
             self.accepted += output.accepted
@@ -105,7 +105,7 @@ class Stream(AsyncIterator[Output]):
         """Offer tokens to ``take`` first, as they arrive, while the reader waits for one.
 
         Those that it takes (it returns how many) do not go through the reader's task, and the reader never sees them.
-        An output with more than a token is never offered. Log-probabilities are lost to a reader that taps.
+        Outputs that end the request are never offered. Log-probabilities are lost to a reader that taps.
         """
         self._request.tap = take
 

@@ -86,7 +86,7 @@ def open_head(
 def expect_head(
     config: SpeculativeConfig, model: str, target: ModelConfig, *, offline: bool, load_format: LoadFormat | str
 ) -> HeadWeights:
-    """The same, but that of ``mtp`` as shapes alone: its checkpoint may have to be downloaded."""
+    """Like ``open_head``, but an MTP head is only shapes: its weights may not be downloaded yet."""
     if config.method != MTP:
         return open_head(config, model, target, offline=offline)
     mtp = mtp_of(target)
@@ -156,7 +156,7 @@ def _weight_bytes(uses: Sequence[Use], plan: Plan) -> int:
 
 
 def _read_bytes(uses: Sequence[Use], plan: Plan) -> float:
-    """The part of these that one token reads: of its experts alone."""
+    """Bytes of these that one token reads: ``top_k`` experts only."""
 
     def share(use: Use) -> float:
         return use.spec.top_k / use.spec.num_experts if use.op == "moe" else 1.0

@@ -43,7 +43,7 @@ class FrameReader:
                 break
             payloads.append(bytes(buffer[start + HEADER : end]))
             start = end
-        # Once for all messages: a prefix of a bytearray goes in constant time, and not once a message.
+        # Once for all messages, not once per message; deleting a prefix takes constant time.
         del buffer[:start]
         return payloads
 

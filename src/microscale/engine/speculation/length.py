@@ -22,7 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
+from microscale.engine.limits import drafted_sequences
 from microscale.engine.request import Request
 from microscale.hardware.draft_costs import StepCurve
 
@@ -53,13 +55,15 @@ class DraftCosts:
     host_ms: Callable[[int, int], float] | None = None
     """How long the GPU waits for the host, by the number of sequences and of drafts; ``None``: not at all."""
     states_ms: float = 0.0
-    """Writing the states after one draft."""
+    """Writing the states after one draft. With states, many sequences get no drafts."""
 
     def ms(self, sequences: int, drafts: int = 0, longest: int = 0) -> float:
         """``drafts``: of all sequences together; ``longest``: of one sequence."""
         verify = self.curve.at(sequences + drafts)
         if not drafts:
             return verify
+        if sequences > drafted_sequences(sequences, states=self.states_ms > 0):
+            return inf
         wait = 0.0 if self.host_ms is None else self.host_ms(sequences, drafts)
         return verify + self.states_ms * drafts + self.head_ms * (1 if self.one_pass else longest) + wait
 

@@ -182,13 +182,14 @@ class Speculation:
         """Requests that may get a draft, and the maximum length of each. The last token of a request is drawn and never
         drafted. With penalties each token changes how the next one is drawn, so such a request runs without drafts, and
         so does one of which a head has missed a step. ``drafted``: lengths of drafts in a step that was not read."""
-        if self._states and len(requests) > DRAFTED_SEQUENCES:
-            return []
         head = self._head
         able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]
         unread = {} if drafted is None else {r.request_id: 1 + n for r, n in zip(requests, drafted, strict=True)}
+        lengths = self._length.choose(able, len(requests))  # in every step: a head may rest after many without drafts
+        if self._states and len(requests) > DRAFTED_SEQUENCES:
+            return []
         contexts = []
-        for request, length in zip(able, self._length.choose(able, len(requests)), strict=True):
+        for request, length in zip(able, lengths, strict=True):
             generated = request.num_generated + unread.get(request.request_id, 0)
             most = min(length, request.params.max_tokens - generated - 1)
             if most > 0:

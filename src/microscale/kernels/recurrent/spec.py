@@ -88,7 +88,7 @@ class RecurrentSpec:
 
     @property
     def most_drafts(self) -> int:
-        """Of a sequence in one step. Engines fill its tokens up to a power of two."""
+        """Per sequence and step. Engines pad 1 + drafts to a power of two."""
         return (1 << (RING - self.taps + 1).bit_length() - 1) - 1
 
     @property

@@ -59,7 +59,7 @@ class ChainHead(ABC):
 
     @abstractmethod
     def queries(self, batch: ForwardBatch, kv: PagedKv, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer up to its queries: they, and the residual stream. Keys and values are in the cache."""
+        """Write the layer's keys and values; return its queries and the residual stream."""
 
     def new_cache(self, num_pages: int) -> KvCache:
         return new_cache(self.config, self.ops, num_pages, self.page_size, self.device)

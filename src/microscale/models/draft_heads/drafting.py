@@ -31,7 +31,7 @@ class TargetEnds:
     embed: Embedding
     lm_head: Dense
     norm: Tensor | None = None
-    """What its final norm multiplies by ``[hidden]``: for a head that reads what comes after this norm."""
+    """Factors of its final norm ``[hidden]``, for a head that reads the target after this norm."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """EAGLE3: the same code runs on plain references and on the fast kernels.
 
-A row's hidden state is what was tapped there, through ``fc``. The normed embedding next to the normed state go through
+A row's hidden state is what was tapped there, through ``fc``. The normed embedding and state, side by side, go through
 attention, a dense MLP and lm_head.
 """
 

@@ -1,6 +1,6 @@
 """MTP: the layer for drafts in the checkpoints of Qwen3.5-MoE and Qwen3.6, which predicts the next token but one.
 
-A row's hidden state is the target's after its final norm. The normed embedding next to the normed state go through
+A row's hidden state is the target's after its final norm. The normed embedding and state, side by side, go through
 ``fc`` and one layer like the target's with attention, then a norm and the target's lm_head. All norms multiply by one
 plus their weight.
 

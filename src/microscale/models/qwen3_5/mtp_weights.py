@@ -1,7 +1,7 @@
 """The weights of an MTP layer: from the target's own checkpoint, random, or as shapes alone.
 
 They are BF16 or FP8 blocks, module by module, whatever the target's format is: tools that quantise a model mostly leave
-``mtp.*`` as it is. The files' types tell, since no config names them.
+``mtp.*`` as it is. Tensor names tell which, since no config does.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class _Clock:
 
 
 def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, tokens: list[int]) -> int:
-    """Send tokens in one event by the fast path, up to the first that must take the slow one; how many."""
+    """Send tokens in one event, up to the first that must take the slow path; return how many."""
     if not fast_path.wire.writable:
         return 0
     texts = []

@@ -156,7 +156,7 @@ FREE_RULES = [rf'{FREE}: free_text "\n"', rf"free_text[suffix={json.dumps(CLOSE)
 
 
 def _moved(schema: Any) -> Any:
-    """A part of a schema, with the places of the whole that it refers to under ``$defs/whole``."""
+    """A part of a schema whose ``$ref``s to the whole schema now point into ``$defs/whole``."""
     if isinstance(schema, list):
         return [_moved(value) for value in schema]
     if not isinstance(schema, Mapping):

@@ -82,7 +82,7 @@ def models() -> Mapping[str, ModelConfig]:
 
 @cache
 def heads() -> Mapping[str, HeadConfig]:
-    """Draft heads: those with a preset, and of models that have an MTP layer each that is not like another."""
+    """Draft heads: those with a preset, and one for each distinct MTP layer of a model with a preset."""
     mtp: dict[HeadConfig, str] = {}
     for family in FAMILIES:
         if family.mtp is not None:
