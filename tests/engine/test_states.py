@@ -12,6 +12,7 @@ from torch import Tensor
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
+from microscale.engine.generate import Generation
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.prepare import prepare
@@ -317,14 +318,27 @@ def test_states_after_rejected_drafts(
         assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
-def test_no_drafts_in_steps_of_many_sequences(models: dict[int, AnyModel]) -> None:
+def test_steps_of_many_sequences_have_no_drafts(models: dict[int, AnyModel]) -> None:
     """There are slots for the drafts of a few."""
-    engine = engine_of(models[16], seqs=17, slots=17 + 16 * 3, drafts=drafting("on the host", 1.0, [], []))
-    speculation = engine._speculation
-    assert speculation is not None
-    asked = [Request(str(number), [number], SamplingParams(max_tokens=NEW)) for number in range(17)]
-    assert speculation._contexts(asked[:16])
-    assert not speculation._contexts(asked)
+    drafts = Speculation(KnowingDrafter(lambda tokens, count: [1, 2, 3][:count], 256, 1.0), 3)
+    engine = engine_of(models[16], seqs=17, slots=17 + 16 * 3, drafts=drafts)
+    for number in range(17):
+        params = SamplingParams(max_tokens=6 if number else 3, ignore_eos=True)
+        engine.submit(Request(str(number), [number], params))
+    while engine._scheduler.num_running in (0, 17):
+        assert engine.stats().num_draft_tokens == 0
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().num_draft_tokens > 0
+
+
+def test_a_generation_has_slots_for_all_drafts(models: dict[int, AnyModel], further: list[list[int]]) -> None:
+    drafts = drafting("on the host", 1.0, prompts(), further)
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    generation = Generation(models[16], prompts(), params, speculation=drafts)
+    assert [each.token_ids for each in generation.run()] == [output[:NEW] for output in further]
+    assert generation.engine.stats().drafted_per_pos[2] > 0
 
 
 def test_too_many_drafts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:

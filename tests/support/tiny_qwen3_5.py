@@ -125,6 +125,21 @@ def random_mtp(c: Qwen35Config, seed: int = 0) -> dict[str, Tensor]:
     return {f"mtp.{name}": t.to(torch.bfloat16) for name, t in tensors.items()}
 
 
+def often_right(c: Qwen35Config) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a model and of an MTP layer whose drafts it often accepts: in both the next token follows mostly
+    from the last one. What attention and states add is small, and still shows."""
+    tensors, mtp = random_qwen3_5(c), random_mtp(c)
+    for name in (*tensors, *mtp):
+        own = mtp if name.startswith("mtp.") else tensors
+        if name.endswith(("o_proj.weight", "out_proj.weight")) or "down_proj" in name:
+            own[name] = (own[name].float() * 0.02).to(own[name].dtype)
+        if name in ("norm.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight"):
+            own[name] = torch.zeros_like(own[name])
+    noise = torch.randn(c.hidden, c.hidden, generator=torch.Generator().manual_seed(7)) * 0.01
+    mtp["mtp.fc.weight"] = torch.cat((torch.eye(c.hidden), noise), dim=1).to(torch.bfloat16)
+    return tensors, mtp
+
+
 def rounded(tensors: Mapping[str, Tensor], fmt: str) -> dict[str, Tensor]:
     """``tensors`` in float32, experts after a turn through ``fmt``."""
     block = block_format(fmt)

@@ -78,7 +78,7 @@ def warm(
     DGX Spark; run it with the Python of that image. The exit status is 1 if a kernel does not compile.
     """
     from microscale import hardware
-    from microscale.engine.loading.drafting import open_head, prepare_head
+    from microscale.engine.loading.drafting import expect_head, prepare_head
     from microscale.engine.loading.memory import Workload
     from microscale.engine.loading.precisions import settle_precision
     from microscale.engine.loading.warming import recorded
@@ -86,6 +86,8 @@ def warm(
     from microscale.explain.report import read_model
     from microscale.kernels.compiling.cache import use_cache
     from microscale.kernels.compiling.job import workers
+    from microscale.models.config import LoadFormat
+    from microscale.models.families import PRESETS
     from microscale.models.outline import outline
     from microscale.models.recorded import MAX_TOKENS
     from microscale.planning.ops import Activations, Preference
@@ -109,10 +111,12 @@ def warm(
         err.print(chosen_because, soft_wrap=True, markup=False)
     drafts = parse_config(speculative_config)
     draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
+    shape.check_drafts(draft_tokens)
     head = None
     if drafts is not None and drafts.is_head:
-        opened = open_head(drafts, model, config, offline=env.offline)
-        head = prepare_head(opened, setup, block_size, drafts.head_formats)
+        load_format = LoadFormat.DUMMY if model in PRESETS else LoadFormat.AUTO
+        expected = expect_head(drafts, model, config, offline=env.offline, load_format=load_format)
+        head = prepare_head(expected, setup, block_size, drafts.head_formats)
     kernels = list(recorded(config, setup, block_size, max_num_batched_tokens or MAX_TOKENS, draft_tokens, head))
     summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
     if as_json:

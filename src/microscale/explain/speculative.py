@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from microscale.engine.limits import drafted_sequences
-from microscale.engine.loading.drafting import PreparedHead, draft_costs, open_head
+from microscale.engine.loading.drafting import PreparedHead, draft_costs, expect_head
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict, preset_name
 from microscale.engine.speculation.config import EAGLE3, MTP, NGRAM, SpeculativeConfig, parse_config
 from microscale.engine.speculation.length import DraftCosts, acceptance_for, tokens_of
@@ -225,8 +226,9 @@ def find_head(drafter: DraftSource, model: str, config: ModelConfig, *, offline:
         return None
     asked = SpeculativeConfig(MTP, COUNTED_AT) if name == MTP and drafter.config is None else drafter.config
     if asked is not None and name != EAGLE3:
-        # A report needs only the shapes of an MTP layer.
-        return open_head(asked, model, config, offline=offline, load_format=LoadFormat.DUMMY)
+        # What MTP layers a checkpoint has is looked up in a folder; of others the usual one is reported.
+        load_format = LoadFormat.AUTO if Path(model).is_dir() else LoadFormat.DUMMY
+        return expect_head(asked, model, config, offline=offline, load_format=load_format)
     head = f"{preset_name(model)}-{EAGLE3}" if name == EAGLE3 else name
     if name == EAGLE3 and model == embedded.NAME:
         head = str(embedded.DRAFT_HEAD)

@@ -80,8 +80,8 @@ class Outline:
         """Refuse more."""
         if count > self.most_drafts:
             raise BadSetting(
-                f"{self.name} has layers with states, which verify up to {self.most_drafts} drafts per sequence; lower "
-                f"num_speculative_tokens, which is {count}."
+                f"{self.name} has layers with states, which verify up to {self.most_drafts} drafts per sequence; ask "
+                f"for {self.most_drafts}, not {count}."
             )
 
 

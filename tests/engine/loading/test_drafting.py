@@ -20,7 +20,8 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.errors import BadCheckpoint, BadSetting
-from microscale.hardware import KNOWN
+from microscale.explain.report import Question, explain
+from microscale.hardware import KNOWN, known
 from microscale.models import embedded
 from microscale.models.config import HeadFormats, LayerKind
 from microscale.models.draft_heads.config import PRESETS as HEADS
@@ -30,6 +31,7 @@ from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 from microscale.planning.ops import Activations
 from microscale.planning.plan import Setup
+from microscale.planning.precision import make_precision
 from support import tiny_qwen3_5
 from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
@@ -196,6 +198,8 @@ def test_without_an_mtp_layer_nothing_is_downloaded(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(BadSetting, match=r"the checkpoint has no MTP layer \(mtp\.\*\); start it without"):
         prepare(mtp(tmp_path))
+    with pytest.raises(BadSetting, match="the checkpoint has no MTP layer"):
+        explain(Question(str(tmp_path), "gb10", make_precision("exact", ("experts=mxfp8",)), speculative="mtp"))
 
 
 def test_memory_is_planned_with_the_formats_that_the_index_shows(tmp_path: Path) -> None:
@@ -209,3 +213,7 @@ def test_memory_is_planned_with_the_formats_that_the_index_shows(tmp_path: Path)
     head = expect_head(option, str(tmp_path), config, offline=True, load_format="auto")
     assert head.config.layer.formats.experts == "fp8_block"  # type: ignore[union-attr]
     assert head.config.layer.formats.qkv == "bf16"  # type: ignore[union-attr]
+    usual = expect_head(option, str(tmp_path), config, offline=True, load_format="dummy")
+    setup = Setup(known("gb10"), Activations.BF16)
+    planned, other = (prepare_head(each, setup, 16).need.weights for each in (head, usual))
+    assert planned != other  # BF16 experts are held in MXFP8

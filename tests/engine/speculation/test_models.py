@@ -7,16 +7,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from microscale import hardware
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
 from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
+from microscale.engine.loading.drafting import load_head, open_head, prepare_head
 from microscale.engine.output import Stats
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Finish, Request
@@ -33,10 +36,13 @@ from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
 from microscale.models.recorded import Step
 from microscale.models.taps import Taps
+from microscale.planning.ops import Activations
+from microscale.planning.plan import Setup
 from microscale.text.formats import chat_format_for
 from microscale.text.grammar import Schema, Turn
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.quality.tasks import DEMO_FOLDER
+from support import tiny_qwen3_5
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven, replaying
 from support.heads import Anew, PaddedDrafter, RecordingDrafter, random_head, trained_head
@@ -111,7 +117,7 @@ class Drafting:
     def __init__(self, kind: str, name: str, page_size: int, most: int, length: Length | None = None, **options: Any):
         self.model = tiny_model(name, page_size)
         self.prompts, self.want = tiny_prompts(self.model.config.vocab_size), tiny_alone(name, **options)
-        self._head = tiny_head(kind, name, page_size) if kind in (*HEADS, "mtp") else None
+        self._head = tiny_head(kind, name, page_size) if kind in HEADS else None
         if self._head is not None:
             self.drafter = RecordingDrafter(self._head, most)
             self.speculation = Speculation(self.drafter, most, length)
@@ -217,15 +223,40 @@ def test_every_family(name: str, kind: str) -> None:
     case.check()
 
 
-@pytest.mark.parametrize(("size", "budget", "pages"), [(16, 512, 400), (4, 24, 60)])
-def test_an_mtp_layer_behind_layers_with_states(size: int, budget: int, pages: int) -> None:
-    """Alone and next to others, with prompts in chunks, shared prefixes and preemption."""
-    case = Drafting("mtp", "qwen3.6-tiny", size, 3)
-    limits = limits_for(case.model, max_num_batched_tokens=budget)
-    found, stats = generate(case.model, case.prompts, case.speculation, limits, pages, ignore_eos=True)
-    assert found == case.want
-    assert stats.num_draft_tokens > 50
-    case.check()
+@pytest.mark.parametrize(("size", "budget", "pages"), [(16, 512, 400), (4, 24, 75)])
+def test_an_mtp_layer_behind_layers_with_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, budget: int, pages: int
+) -> None:
+    """Next to others, with prompts in chunks, prefixes that are found, preemption, and drafts that are accepted."""
+    config = tiny_qwen3_5.CASES["as_published"]
+    folder = str(tiny_qwen3_5.write_qwen3_5(tmp_path, config, *tiny_qwen3_5.often_right(config)))
+    options = {"device": "cpu", "dtype": "float32", "layer_format": ("experts=mxfp8",), "block_size": size}
+    model = load_model(EngineConfig(folder, **options))  # type: ignore[arg-type]
+    weights = open_head(SpeculativeConfig("mtp", 3), folder, model.config, offline=True)
+    head = load_head(prepare_head(weights, Setup(hardware.cpu(), Activations.FLOAT32), size), model)
+    chooser = random.Random(1)
+    shared, *own = ([chooser.randrange(256) for _ in range(length)] for length in (100, 1, 9, 30, 9, 10, 12, 14))
+    prompts = [*own[:3], *(shared + rest for rest in own[3:]), shared[:90] + [7] * 9, shared + [5] * 20]
+    alone = limits_for(model, max_num_seqs=1, prefix_caching=False)
+    wanted = generate(model, prompts, None, alone, ignore_eos=True)[0]
+    drafter = RecordingDrafter(head, 3)
+    observe, seen = drafter.observe, list[tuple[bool, int]]()
+
+    def look(step: LaunchedStep, most: int) -> None:
+        seen.append((len(step.first_rows) < len(step.schedule), most))
+        observe(step, most)
+
+    monkeypatch.setattr(drafter, "observe", look)
+    limits = limits_for(model, max_num_batched_tokens=budget)
+    found, stats = generate(model, prompts, Speculation(drafter, 3), limits, pages, ignore_eos=True)
+    assert found == wanted
+    assert stats.prefix_hits > 0
+    assert stats.num_accepted_tokens > 30
+    assert (stats.num_preemptions > 0) == (pages == 75)
+    # Nothing is drafted for a step in which a prompt goes on: it would run without these drafts.
+    assert True in dict(seen)
+    assert not any(most for prompt_goes_on, most in seen if prompt_goes_on)
+    check_drafts(model, head, drafter)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from microscale.cli import app
 from microscale.cli import warm as command
 from microscale.cli.warm import Summary, fill, show
+from microscale.errors import BadSetting
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.kernels.compiling.cache import use_cache
 from microscale.models.recorded import bind_shapes, record
@@ -80,6 +81,24 @@ def test_the_command_fills_the_named_folder_with_what_was_asked_for(
     assert (plain.exit_code, drafted.exit_code) == (0, 1)
     assert json.loads(plain.stdout)["model"] == "demo"
     assert json.loads(drafted.stdout)["failed"] == ["one: no"]
+
+
+def test_the_mtp_layer_of_a_preset_needs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def look(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_workers: int) -> Summary:
+        counts.append(len(kernels))
+        return Summary(model, gpu.name, len(kernels), 0, [], 0.0, 0.0, str(folder))
+
+    monkeypatch.setattr(command, "fill", look)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = ["warm", "qwen3.6-35b-a3b-nvfp4", "--gpu", "gb10", "--kernel-cache", str(tmp_path / "kernels")]
+    drafts = '{"method": "mtp", "num_speculative_tokens": %d}'
+    with knobs.cache.scope(), knobs.compilation.scope():
+        assert CliRunner().invoke(app, [*arguments, "--speculative-config", drafts % 3]).exit_code == 0
+        with pytest.raises(BadSetting, match="up to 3 drafts per sequence; ask for 3, not 9"):
+            CliRunner().invoke(app, [*arguments, "--speculative-config", drafts % 9], catch_exceptions=False)
+    assert len(counts) == 1
 
 
 def test_without_a_gpu_a_card_must_be_named() -> None:

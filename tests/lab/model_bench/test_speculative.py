@@ -175,6 +175,18 @@ def test_the_embedded_model_by_the_command_line(monkeypatch: pytest.MonkeyPatch,
     assert [row["draft_length"] for row in rows] == [0, 2, 0, 2]
 
 
+def test_a_model_with_states_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many drafts as it verifies, for as many sequences as it drafts for."""
+    monkeypatch.setattr(speculative, "WARM_UP", 1)
+    asked = ["bench", "qwen3.6-tiny", "--load-format", "dummy", "--speculative-acceptance", "0.7", "--concurrency"]
+    asked += ["2,64", "--steps", "2", "--depth", "8", "--device", "cpu", "--json"]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "Left out: 64 sequences" in result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["sequences"], row["drafts"], row["draft_length"]) for row in rows] == [(2, n, n) for n in range(4)]
+
+
 def test_a_context_that_is_too_short_is_refused() -> None:
     asked = ["bench", "gpt-oss-tiny", "--load-format", "dummy", "--speculative-acceptance=0.5", "--depth", "999999"]
     with pytest.raises(BadSetting, match="999999 tokens and the steps after them need"):

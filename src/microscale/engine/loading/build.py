@@ -202,19 +202,21 @@ def assemble(
     make_sampler: Callable[..., Sampler] = Sampler,
     team: RankTeam | None = None,
 ) -> Engine:
-    """Scheduler, runner and sampler around a loaded model, with this many KV pages for each kind of layer.
+    """Scheduler, runner and sampler around a loaded model, with this many KV pages for each kind of layer. Without a
+    number of slots for states there are enough.
 
     ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
     the ranks that run it together."""
     config = model.config
-    slots = {LayerKind.LINEAR: pages.get(LayerKind.LINEAR, 2 * limits.max_num_seqs)}
-    pages = {kind: pages[kind] for kind in PAGED} | (slots if LayerKind.LINEAR in config.layer_kinds else {})
+    draft_tokens = 0 if speculation is None else speculation.most
+    slots = 2 * limits.max_num_seqs + drafted_sequences(limits.max_num_seqs, states=True) * draft_tokens
+    states = {LayerKind.LINEAR: pages.get(LayerKind.LINEAR, slots)} if LayerKind.LINEAR in config.layer_kinds else {}
+    pages = {kind: pages[kind] for kind in PAGED} | states
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     if speculation is not None:
         limits = replace(limits, key_lookahead=speculation.key_lookahead)
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = make_sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
-    draft_tokens = 0 if speculation is None else speculation.most
     if team is not None:
         enforce_eager |= model.ops.ranks.uncapturable is not None
         head = speculation is not None and speculation.has_head

@@ -125,8 +125,8 @@ def prepare_head(
     number = 4 if setup.activations is Activations.FLOAT32 else 2
     [qkv] = [use.spec.rows for use in shape.uses if use.layer == "qkv"]
     working = number * (config.reads.width + 4 * config.layer.hidden + 2 * qkv)
-    working += sum(op_working_bytes(use.spec) for use in shape.uses if use.op == "moe")
-    need = HeadNeed(held, shape.cached_numbers, working, len(config.own_rows) * 6)
+    drafting = sum(op_working_bytes(use.spec) for use in shape.uses if use.op == "moe") + len(config.own_rows) * 6
+    need = HeadNeed(held, shape.cached_numbers, working, drafting)
     return PreparedHead(weights, setup, plan, need, shape.other_bytes + _read_bytes(shape.uses, plan))
 
 
@@ -181,4 +181,5 @@ def draft_costs(
         head_ms = curve.at(1) * (head.read_bytes + shared) / read
     wait = None if on_device else partial(host_ms, gpu=setup.gpu)
     one_pass = head is not None and head.config.most_drafts is not None
-    return DraftCosts(curve, head_ms, one_pass, wait, curve.at(1) * shape.state_bytes / read)
+    has_experts = head is not None and any(decision.op == "moe" for decision in head.plan.decisions.values())
+    return DraftCosts(curve, head_ms, one_pass, wait, curve.at(1) * shape.state_bytes / read, has_experts)

@@ -52,13 +52,14 @@ class HeadNeed:
     """That one position takes in its KV cache, whose pages are those of the target's full layers."""
     working: int
     """Bytes for one row: what was tapped, and what the head makes of it."""
-    logits_row: int
+    drafting: int
+    """Bytes for one sequence that gets drafts: its logits, and what experts take."""
 
     def working_bytes(self, workload: Workload, kv_size: int) -> int:
-        """A step's rows; of each sequence the logits and the pages of guesses."""
+        """A step's rows; of each sequence what drafting takes and the pages of guesses."""
         scratch = -(-(workload.draft_tokens + 1) // workload.page_size) + 1
         guesses = 2 * scratch * workload.page_size * self.cached_numbers * kv_size
-        return workload.step_tokens * self.working + workload.sequences * (guesses + self.logits_row)
+        return workload.step_tokens * self.working + workload.sequences * (guesses + self.drafting)
 
 
 @dataclass(frozen=True)

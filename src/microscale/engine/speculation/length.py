@@ -56,6 +56,8 @@ class DraftCosts:
     """How long the GPU waits for the host, by the number of sequences and of drafts; ``None``: not at all."""
     states_ms: float = 0.0
     """Writing the states after one draft. With states, many sequences get no drafts."""
+    head_has_experts: bool = False
+    """The head's pass costs more for more sequences, as the target's step does."""
 
     def ms(self, sequences: int, drafts: int = 0, longest: int = 0) -> float:
         """``drafts``: of all sequences together; ``longest``: of one sequence."""
@@ -65,7 +67,8 @@ class DraftCosts:
         if sequences > drafted_sequences(sequences, states=self.states_ms > 0):
             return inf
         wait = 0.0 if self.host_ms is None else self.host_ms(sequences, drafts)
-        return verify + self.states_ms * drafts + self.head_ms * (1 if self.one_pass else longest) + wait
+        one = self.head_ms * (self.curve.at(sequences) / self.curve.at(1) if self.head_has_experts else 1.0)
+        return verify + self.states_ms * drafts + one * (1 if self.one_pass else longest) + wait
 
     def ratio(self, sequences: int, drafts: int) -> float:
         """The cost of a step with ``drafts`` drafts for each sequence, relative to a step without."""

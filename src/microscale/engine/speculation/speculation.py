@@ -162,7 +162,10 @@ class Speculation:
             return
         self._head.follow(step)
         drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
-        self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
+        contexts = self._contexts(drew)
+        if self._states and len(drew) < len(step.schedule):
+            contexts = []  # a prompt goes on in the next step, which therefore has no drafts
+        self._drafter.observe(step, max((context.most for context in contexts), default=0))
 
     def landed(self, work: Work, accepted: int) -> None:
         self.counts.add(len(work.drafts), accepted)

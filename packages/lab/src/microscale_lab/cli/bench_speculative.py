@@ -12,7 +12,7 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.bench import ACCEPTANCE
-from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.console import err, parse_numbers, print_json, show_log
 from microscale.cli.help import measurement_option, output_option, speculation_option
 from microscale.cli.options import (
     MODEL_HELP,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from microscale_lab.model_bench import speculative
 
 TOKENS = "--speculative-tokens"
+MOST = 7
+"""Drafts of the longest row by default."""
 
 
 def bench_speculative(
@@ -45,8 +47,13 @@ def bench_speculative(
         ),
     ] = 0.7,
     tokens: Annotated[
-        str, speculation_option(TOKENS, help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice).")
-    ] = "0..7",
+        str | None,
+        speculation_option(
+            TOKENS,
+            help="Drafts per sequence: 0..7, or 0,1,3, or auto (the engine's choice). Default: 0..7, or as many as the "
+            "model verifies.",
+        ),
+    ] = None,
     load_format: LoadFormatOption = LoadFormat.AUTO,
     speculative_config: Annotated[
         str | None,
@@ -77,13 +84,26 @@ def bench_speculative(
 
     from microscale.cli.bars import load_with_progress
     from microscale.engine.config import EngineConfig
+    from microscale.engine.limits import drafted_sequences
     from microscale.engine.loading.prepare import prepare
     from microscale.engine.speculation.config import parse_config
+    from microscale.models.families import find_config
+    from microscale.models.outline import outline
+    from microscale.models.recorded import PAGE_SIZE
+    from microscale.planning.ops import Activations
     from microscale_lab.model_bench import speculative, speculative_table
 
     env = settings.load()
-    plan = speculative.DraftBenchPlan(acceptance, parse_drafts(tokens), depth, steps)
-    batches = parse_numbers("--concurrency", concurrency)
+    overrides = parse_overrides(hf_overrides)
+    config = find_config(model, load_format, overrides, env.offline)
+    shape = outline(model, config, Activations.BF16, PAGE_SIZE, config.max_context)
+    drafts = range(min(MOST, shape.most_drafts) + 1) if tokens is None else parse_drafts(tokens)
+    plan = speculative.DraftBenchPlan(acceptance, tuple(drafts), depth, steps)
+    shape.check_drafts(plan.most)
+    batches, states = parse_numbers("--concurrency", concurrency), shape.state_bytes > 0
+    if too_many := [count for count in batches if drafted_sequences(count, states=states) < count]:
+        err.print(f"Left out: {', '.join(map(str, too_many))} sequences, more than {model} drafts for.")
+        batches = [count for count in batches if count not in too_many]
     drafter = parse_config(speculative_config)
     if drafter is not None:
         drafter = replace(drafter, num_speculative_tokens=plan.most)
@@ -96,7 +116,7 @@ def bench_speculative(
         max_num_seqs=max(1, *batches),
         max_num_batched_tokens=speculative.STEP_TOKENS,
         gpu_memory_utilization=gpu_memory_utilization,
-        hf_overrides=parse_overrides(hf_overrides),
+        hf_overrides=overrides,
         offline=env.offline,
         threads=threads,
         speculative=drafter,
