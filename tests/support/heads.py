@@ -18,7 +18,7 @@ from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verifi
 from microscale.models.draft_heads.heads import bind_head, open_head_weights
 from microscale.models.draft_heads.weights import DummyHead, HeadWeights
 from microscale.models.dummy_weights import RandomTensors
-from microscale.models.families import AnyModel, mtp_of
+from microscale.models.families import AnyModel
 from microscale.models.rope import PlainRope
 from microscale.models.taps import Taps
 from microscale_lab.batches import SequenceChunk, build_batch
@@ -54,9 +54,6 @@ def random_head(kind: str, model: AnyModel, std: float = 8.0) -> DraftHead:
             drawn = super().normal(*args, **options)  # type: ignore[arg-type]
             return drawn * std if drawn.ndim == 2 else drawn
 
-    if kind == "mtp":
-        mtp = mtp_of(model.config)
-        return bound(mtp.dummy(mtp.config(model.config, None), Large(5)), model)
     return bound(DummyHead(random_config(kind, model), Large(5)), model)
 
 

@@ -161,6 +161,13 @@ def test_a_head_rests_while_drafts_are_not_worth_it() -> None:
     assert rule.rests(64) is (rule._shared.value < 0.2)
 
 
+def test_a_pass_of_a_head_with_experts_costs_more_for_more_sequences() -> None:
+    curve = step_curve(256, 8)
+    dense, experts = (DraftCosts(curve, head_ms=0.1, head_has_experts=has) for has in (False, True))
+    assert experts.ms(1, 3, 3) == dense.ms(1, 3, 3)
+    assert experts.ms(16, 48, 3) - dense.ms(16, 48, 3) == pytest.approx(3 * 0.1 * (curve.at(16) / curve.at(1) - 1))
+
+
 def test_a_head_rests_while_more_sequences_run_than_have_slots_for_states() -> None:
     rule = AutomaticLength(DraftCosts(step_curve(256, 8), states_ms=1e-4), 3)
     requests = [Request(str(number), [1], SamplingParams()) for number in range(DRAFTED_SEQUENCES + 1)]

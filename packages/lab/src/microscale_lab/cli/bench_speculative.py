@@ -102,7 +102,7 @@ def bench_speculative(
     shape.check_drafts(plan.most)
     batches, states = parse_numbers("--concurrency", concurrency), shape.state_bytes > 0
     if too_many := [count for count in batches if drafted_sequences(count, states=states) < count]:
-        err.print(f"Left out: {', '.join(map(str, too_many))} sequences, more than {model} drafts for.")
+        err.print(f"Left out: {', '.join(map(str, too_many))} sequences. Layers with states limit how many get drafts.")
         batches = [count for count in batches if count not in too_many]
     drafter = parse_config(speculative_config)
     if drafter is not None:
