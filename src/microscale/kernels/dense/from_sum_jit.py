@@ -20,6 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from microscale.kernels.dense.small_batch_jit import load_rows, sums_of
 from microscale.kernels.dense.walk_jit import along_k, along_k_from_two, first_tile, load_batch, weights_of
 from microscale.kernels.fragments_jit import scale_activations
+from microscale.kernels.gluon_names import reinterpret
 from microscale.kernels.small_batch_core_jit import issue_loads_here, token_layout
 
 
@@ -159,7 +160,7 @@ def _normed_token(
         normed = normed + (y.reshape([STEP]),)
     token.store(_side_by_side(normed, BLOCKS))
     tl.debug_barrier()  # here, and not where the loop along K first reads
-    groups = token._reinterpret(gl.bfloat16, [BLOCKS * STEP // 32, 32], FLAT)
+    groups = reinterpret(token, gl.bfloat16, [BLOCKS * STEP // 32, 32], FLAT)
     s = _slice_of_this_warp(WARPS_N)
     k_tiles = gl.cdiv(k, 64)
     first = first_tile(s, k_tiles, SLICES)

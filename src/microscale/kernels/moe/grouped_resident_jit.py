@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.gluon_names import reinterpret
 from microscale.kernels.moe.grouped_wgmma_jit import down_layout, row_values, store_down, store_gate_up
 from microscale.kernels.moe.resident_load_jit import (
     WIDTHS,
@@ -263,7 +264,7 @@ def grouped_gemm_resident(
     w_ring = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS * (BITS // 4), 32, 4, 4], LW)
     WORDS: gl.constexpr = 64 if NVFP4 else 32
     s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, SCALED * WORDS], LS)
-    s_ring = s_smem._reinterpret(gl.int32, [STAGES * SCALED, WORDS], LS)
+    s_ring = reinterpret(s_smem, gl.int32, [STAGES * SCALED, WORDS], LS)
     columns = gl.allocate_shared_memory(gl.float32, [GROUPS, BN], LV)
     pairs = gl.allocate_shared_memory(gl.int32, [GROUPS, BN], LV)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -36,6 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.fragments_jit import X_SCALE
 from microscale.kernels.gate_jit import gated
+from microscale.kernels.gluon_names import async_load
 from microscale.kernels.moe.pairs_jit import fragment_columns
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_factor, row_peaks
 from microscale.kernels.mxfp8_jit import round_e4m3
@@ -93,9 +94,9 @@ def _issue(
     """Ask for K tile ``kt``."""
     if kt < KT:
         stage = kt % STAGES
-        cp.async_copy_global_to_shared(x_smem.index(stage), x_ptrs + kt * 64)
-        cp.async_copy_global_to_shared(w_smem.index(stage), w_ptrs + kt * 128)
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
+        async_load(x_smem.index(stage), x_ptrs + kt * 64)
+        async_load(w_smem.index(stage), w_ptrs + kt * 128)
+        async_load(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
     cp.commit_group()
 
 

@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from microscale.kernels.gluon_names import async_load, reinterpret
+
 WIDTHS: gl.constexpr = gl.constexpr(3)
 """A tile of the work list with few pairs takes half or a quarter of the columns."""
 
@@ -41,7 +43,7 @@ def fits(count, BN: gl.constexpr, narrower: gl.constexpr):
 @gluon.jit
 def part_of(x_smem, BN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
     """The ring of tokens as buffers of ``COLUMNS`` of its ``BN``: every ``BN / COLUMNS``-th begins a stage."""
-    return x_smem._reinterpret(x_smem.dtype, [STAGES * (BN // COLUMNS), COLUMNS, 64], x_smem.layout)
+    return reinterpret(x_smem, x_smem.dtype, [STAGES * (BN // COLUMNS), COLUMNS, 64], x_smem.layout)
 
 
 @gluon.jit
@@ -96,12 +98,12 @@ def _load_tile(
     for kt in range(KT):
         stage = (step + kt) % STAGES
         mbarrier.wait(empty.index(stage), ((step + kt) // STAGES & 1) ^ 1)
-        cp.async_copy_global_to_shared(x_ring.index(stage * (BN // COLUMNS)), x_ptrs + kt * 64)
+        async_load(x_ring.index(stage * (BN // COLUMNS)), x_ptrs + kt * 64)
         for group in gl.static_range(GROUPS):
             for half in gl.static_range(HALVES):
                 to = w_ring.index((stage * GROUPS + group) * HALVES + half)
-                cp.async_copy_global_to_shared(to, w_ptrs[group] + (kt * WORDS + half * 128))
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
+                async_load(to, w_ptrs[group] + (kt * WORDS + half * 128))
+        async_load(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
         cp.mbarrier_arrive(full.index(stage), increment_count=False)
 
 

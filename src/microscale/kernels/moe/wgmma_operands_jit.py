@@ -29,6 +29,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from microscale.kernels.fragments_jit import MXFP4_TO_BF16, MXFP8_TO_BF16, nvfp4_factors
+from microscale.kernels.gluon_names import reinterpret
 from microscale.kernels.numbers import PEAK_BIAS
 
 _MXFP4_TO_WORDS: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
@@ -186,7 +187,7 @@ def _nvfp4_scales(s_tile, L4: gl.constexpr):
     """Scale words [8 R * 2] in shared memory → the factors of each lane's words, [8 R, t, v]."""
     N: gl.constexpr = s_tile.shape[0] // 2
     LH: gl.constexpr = _halves(L4)
-    pairs = s_tile._reinterpret(gl.int32, [N, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    pairs = reinterpret(s_tile, gl.int32, [N, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     s = pairs.load(gl.SliceLayout(2, gl.SliceLayout(3, LH)))[:, :, None, None]
     v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LH))))[None, None, None, :]
     factors = nvfp4_factors(s, v) + gl.zeros([N, 2, 2, 4], gl.int32, LH)

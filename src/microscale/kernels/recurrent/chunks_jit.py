@@ -95,7 +95,10 @@ def _inverse(a, CHUNK: tl.constexpr):
     for row in range(1, SUBCHUNK):
         is_row = at[None, :, None] == row
         factors = tl.sum(tl.where(is_row, own, 0.0), axis=1)
-        x -= tl.where(is_row, tl.sum(factors[:, :, None] * x, axis=1)[:, None, :], 0.0)
+        # The mask changes no sum: it keeps a product from being fused with the first addition. Lanes that add the same
+        # two products would each round the other's, and store two numbers to one place (Triton 3.9).
+        terms = tl.where(at[None, :, None] < row, factors[:, :, None] * x, 0.0)
+        x -= tl.where(is_row, tl.sum(terms, axis=1)[:, None, :], 0.0)
     x = tl.reshape(tl.where(on_diagonal, x[:, :, None, :], 0.0), (CHUNK, CHUNK))
     i = tl.arange(0, CHUNK)
     rest = tl.where(i[:, None] // SUBCHUNK > i[None, :] // SUBCHUNK, a, 0.0)
