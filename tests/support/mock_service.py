@@ -8,7 +8,7 @@ import torch
 
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
-from microscale.engine.limits import Limits
+from microscale.engine.limits import LEAST_SEQUENCES, Limits
 from microscale.engine.pages import PagePool
 from microscale.engine.process.service import Service
 from microscale.engine.protocol.messages import Ready
@@ -27,7 +27,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     limits = Limits(
         page_size=config.block_size,
         window=WINDOW,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs or LEAST_SEQUENCES,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len or 512,
         max_queue=config.max_queue,

@@ -56,7 +56,7 @@ def run(service: Service, config: EngineConfig) -> int:
             submit(length, kind)
             answered += finish()
     for crowd in CROWDS:
-        for number in range(min(crowd, config.max_num_seqs)):
+        for number in range(crowd):
             submit(PROMPTS[number % len(PROMPTS)], KINDS[number % len(KINDS)])
         answered += finish()
     return answered

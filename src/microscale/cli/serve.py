@@ -116,7 +116,13 @@ def serve(
     max_model_len: Annotated[
         int | None, memory_option(help="Maximum tokens of prompt and answer together. Default: what fits.", min=1)
     ] = None,
-    max_num_seqs: Annotated[int, batching_option(help="Maximum number of sequences in a batch.", min=1)] = 64,
+    max_num_seqs: Annotated[
+        int | None,
+        batching_option(
+            help="Maximum number of sequences in a batch. Default: 64, on GPUs 128 or 256 if 4096 tokens of each fit.",
+            min=1,
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[int, batching_option(help="Maximum number of tokens in one step.", min=1)] = 2048,
     max_queue: Annotated[
         int, batching_option(help="Maximum queue length. Further requests get HTTP 429.", min=1)

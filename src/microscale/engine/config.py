@@ -38,7 +38,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: Text = "auto"
     hf_overrides: Annotated[dict[str, Any], Meta(max_length=256)] = {}
     max_model_len: Positive | None = None
-    max_num_seqs: Positive = 64
+    max_num_seqs: Positive | None = None
+    """``None``: by the card's memory (``loading.memory.with_room``)."""
     max_num_batched_tokens: Positive = 2048
     max_queue: Positive = 1024
     prefix_caching: bool = True

@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil, log
 
 from microscale.engine.limits import SHORT_CONTEXT
@@ -197,19 +197,19 @@ class GraphSizes:
         return Step(tokens, sequences, tokens, pages, rows=0)
 
     def first(self) -> list[Step]:
-        """What is captured before "ready", kind by kind. The largest body is first: the others fit into its memory."""
+        """What is captured before "ready", kind by kind. Of each kind the largest is first: the others fit into its
+        memory."""
         narrow, *wide = self._widths
         most = self.max_sequences
         sizes = [graph_size(rows) for rows in range(1, most + 1)]
         many = coarse(sizes, _powers(2, most), ROWS, above=FIRST_SEQUENCES)
-        keys = [decode_key(rows, narrow) for rows in (*sizes[:FIRST_SEQUENCES], *many)]
-        keys += [decode_key(rows, pages) for pages in wide for rows in _powers(8, most)]
-        keys += self._verify(narrow)
+        decodes = [decode_key(rows, narrow) for rows in (*sizes[:FIRST_SEQUENCES], *many)]
+        decodes += [decode_key(rows, pages) for pages in wide for rows in _powers(8, most)]
         bodies = [key for key in self._coarse_bodies(narrow) if key.tokens <= self._enough]
-        keys += sorted(bodies, key=lambda key: (key.tokens, key.sequences), reverse=True)
-        if self.buckets:
-            keys += [tail_key(rows, narrow) for rows in _powers(2, self.max_rows)]
-        return list(dict.fromkeys(keys))
+        tails = [tail_key(rows, narrow) for rows in _powers(2, self.max_rows)] if self.buckets else []
+        kinds = decodes, list(self._verify(narrow)), bodies, tails
+        keys = (sorted(kind, key=lambda key: (key.tokens, key.sequences), reverse=True) for kind in kinds)
+        return list(dict.fromkeys(chain.from_iterable(keys)))
 
     def later(self) -> list[Step]:
         """What is captured when the engine is idle: first sizes that large steps and long contexts fit into, then all

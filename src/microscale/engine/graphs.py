@@ -11,7 +11,7 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -86,6 +86,26 @@ def holds(key: Step, counts: Sequence[int], pages: int) -> bool:
 class _Graph:
     graph: torch.cuda.CUDAGraph
     result: Any
+
+
+class _Bytes:
+    """Memory as torch reads that of other libraries: without keeping it."""
+
+    def __init__(self, memory: torch.UntypedStorage) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (memory.data_ptr(), False), "shape": (memory.nbytes(),), "typestr": "|u1", "version": 2,
+        }  # fmt: skip
+
+
+def _lent(result: Any) -> Any:
+    """The same tensors, whose memory the pool may give to the next capture: 512 rows of gpt-oss's logits are 412 MB,
+    and would stay with each graph. A result lasts until the next run, so graphs may share it."""
+    if isinstance(result, torch.Tensor) and result.is_cuda:
+        memory = torch.as_tensor(_Bytes(result.untyped_storage()), device=result.device).view(result.dtype)
+        return memory.as_strided(result.shape, result.stride(), result.storage_offset())
+    if is_dataclass(result) and not isinstance(result, type):
+        return replace(result, **{field.name: _lent(getattr(result, field.name)) for field in fields(result)})
+    return result
 
 
 class Graphs:
@@ -236,7 +256,7 @@ class Graphs:
         """``None`` if the driver refuses. Then no more are captured, and steps of other sizes are launched."""
         try:
             with self._recording() as graph, torch.inference_mode():
-                result = work()
+                result = _lent(work())
         except RuntimeError as error:  # torch's, for any error of the driver
             self._failed = True
             log.warning(

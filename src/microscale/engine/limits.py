@@ -11,6 +11,8 @@ SCORED_TOKENS = 64
 1.2 MB for gpt-oss, which is reduced to a few numbers before the next step."""
 SHORT_CONTEXT = 2048
 """Tokens per sequence that a narrow page table holds."""
+LEAST_SEQUENCES = 64
+"""``--max-num-seqs`` by default, on cards without room for more."""
 DRAFTED_SEQUENCES = 16
 """A model with states drafts only while at most this many sequences decode: the state after each draft takes a
 slot, and drafts gain little with more sequences."""
@@ -26,7 +28,7 @@ class Limits:
     page_size: int
     window: int
     """Positions that a sliding layer sees."""
-    max_num_seqs: int = 64
+    max_num_seqs: int = LEAST_SEQUENCES
     max_num_batched_tokens: int = 2048
     max_model_len: int = 131072
     max_queue: int = 1024

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from microscale import settings
 from microscale.engine.config import EngineConfig
+from microscale.engine.limits import LEAST_SEQUENCES
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
@@ -93,11 +94,11 @@ class RayOptions:
 
     @property
     def max_ongoing_requests(self) -> int:
-        return self.deployed.max_ongoing_requests or 2 * self.engine.max_num_seqs
+        return self.deployed.max_ongoing_requests or 2 * (self.engine.max_num_seqs or LEAST_SEQUENCES)
 
     @property
     def target_ongoing_requests(self) -> float:
-        return self.deployed.target_ongoing_requests or 0.75 * self.engine.max_num_seqs
+        return self.deployed.target_ongoing_requests or 0.75 * (self.engine.max_num_seqs or LEAST_SEQUENCES)
 
     @property
     def messages_per_s(self) -> float:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.engine.limits import SCORED_TOKENS
+from microscale.engine.limits import LEAST_SEQUENCES, SCORED_TOKENS
 from microscale.engine.loading.fit import advice, check_fits, fitting_options, plan_and_size, refusal
-from microscale.engine.loading.memory import Memory, Workload, weight_bytes
+from microscale.engine.loading.memory import Memory, Workload, weight_bytes, with_room
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -59,6 +59,22 @@ def test_weights_and_kv_of_gpt_oss_120b_by_hand() -> None:
     assert memory.kv.per_sequence_sliding() == 18 * 2 * 8 * 64 * 2 * (128 + 16)
     assert memory.kv.bytes(131072, 1) == memory.kv.full_per_token * (131072 + 144 + 8192)
     assert memory.max_context == 131072
+
+
+def sequences_by_default(model: str, card: str, **changes: Any) -> int:
+    workload = Workload(sequences=LEAST_SEQUENCES, **changes)
+    memory = with_room(sums(model, card, workload), lambda more: sums(model, card, more))
+    return memory.workload.sequences
+
+
+def test_as_many_sequences_as_have_room() -> None:
+    cards = {"h200": 256, "rtxpro6000": 256, "gb10": 256, "rtx5090": 128, "rtx4090": 64, "rtx5060ti": 64}
+    assert {card: sequences_by_default("gpt-oss-20b", card) for card in cards} == cards
+    assert sequences_by_default("qwen3.6-35b-a3b-nvfp4", "h200") == 256
+    assert sequences_by_default("qwen3.6-35b-a3b-nvfp4", "rtx5090") == 64, "each has 63 MiB of states"
+    assert sequences_by_default("gpt-oss-20b", "rtx5090", context=1024) == 256
+    assert sequences_by_default("gpt-oss-20b", "h200", context=131072) == 64
+    assert sequences_by_default("gpt-oss-20b", "h200", step_tokens=200) == 128, "a step has a token of each"
 
 
 def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> None:

@@ -11,7 +11,7 @@ windows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from microscale.engine.graphs import graph_memory
 from microscale.engine.limits import SCORED_TOKENS, drafted_sequences
@@ -34,6 +34,8 @@ LEAST_CONTEXT = 1024
 
 MAX_SEQUENCES = 1 << 16
 MAX_PAGE_SIZE = 1024
+MORE_SEQUENCES, ROOM = (256, 128), 4096
+"""Without ``--max-num-seqs``: more sequences than the least where each has room for so many tokens."""
 KEPT_STATES, KEPT_STATES_SHARE = 4, 4
 """At most this many slots per sequence of ``--max-num-seqs`` keep states of prompts, in at most one byte of this many
 that are left."""
@@ -252,6 +254,17 @@ def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if needed(middle) <= usable else (low, middle - 1)
     return low
+
+
+def with_room(memory: Memory, for_workload: Callable[[Workload], Memory]) -> Memory:
+    """The memory for as many sequences as a card serves by default; ``memory`` itself is for the least."""
+    room = min(memory.workload.context or ROOM, memory.model_context)
+    for sequences in () if memory.gpu.is_cpu else MORE_SEQUENCES:
+        more = for_workload(replace(memory.workload, sequences=sequences))
+        fits = more.fixed + more.kv.bytes(room, sequences) <= more.usable
+        if fits and sequences <= more.workload.step_tokens:
+            return more
+    return memory
 
 
 def memory_for(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:

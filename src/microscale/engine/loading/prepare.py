@@ -11,6 +11,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +19,11 @@ import triton
 
 from microscale import hardware
 from microscale.engine.config import EngineConfig
+from microscale.engine.limits import LEAST_SEQUENCES
 from microscale.engine.loading.cpu_speed import SLOW, decode_speed
 from microscale.engine.loading.drafting import PreparedHead, expect_head, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
-from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.memory import Memory, Workload, memory_for, with_room
 from microscale.engine.loading.precisions import settle_precision
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
 from microscale.engine.speculation.config import MTP
@@ -148,6 +150,8 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
         head = prepare_head(expected, setup, workload.page_size, drafts.head_formats)
         workload = replace(workload, head=head.need)
     plan, memory = plan_and_size(shape, setup, workload, available)
+    if options.max_num_seqs is None and options.tensor_parallel_size == 1:  # ranks must not find different numbers
+        memory = with_room(memory, partial(memory_for, shape, plan, setup, available=available))
     check_fits(shape, setup, memory)
     if setup.gpu.is_cpu and options.shard.is_first:
         _check_speed(options, shape, plan, setup, memory)
@@ -222,7 +226,7 @@ def workload_of(options: EngineConfig) -> Workload:
     """What must fit in memory with the weights, but for what drafts and ranks add."""
     return Workload(
         context=options.max_model_len,
-        sequences=options.max_num_seqs,
+        sequences=options.max_num_seqs or LEAST_SEQUENCES,
         step_tokens=options.max_num_batched_tokens,
         page_size=options.block_size,
         utilization=options.gpu_memory_utilization,
