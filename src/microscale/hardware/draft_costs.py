@@ -60,6 +60,12 @@ def step_curve(num_experts: int, experts_per_token: int) -> StepCurve:
     return StepCurve(row["model"], tuple(_data()["tokens"]), tuple(row["ms"]))
 
 
+def head_ms(read_bytes: float) -> float:
+    """How long a pass of a draft head that reads so many bytes takes the GPU that was measured."""
+    gbs: float = _data()["head_gbs"]
+    return read_bytes / gbs / 1e6
+
+
 def host_ms(sequences: int, drafts: int, gpu: Gpu) -> float:
     """How long the GPU waits for the host where a step with ``drafts`` drafts must be read before the next one is
     launched. It takes as long on any GPU, so in units of the H200's steps it is shorter on a GPU with slower memory."""

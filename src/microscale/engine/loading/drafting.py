@@ -14,7 +14,7 @@ from microscale.engine.loading.memory import HeadNeed, op_working_bytes
 from microscale.engine.speculation.config import DFLASH, EAGLE3, MTP, SpeculativeConfig
 from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
-from microscale.hardware.draft_costs import host_ms, step_curve
+from microscale.hardware.draft_costs import head_ms, host_ms, step_curve
 from microscale.models import embedded, hub
 from microscale.models.checkpoint import INDEX, SINGLE, Checkpoint, FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
@@ -172,14 +172,11 @@ def draft_costs(
     experts = next((use.spec for use in shape.uses if use.op == "moe"), None)
     num_experts, top_k = (1, 1) if experts is None else (experts.num_experts, experts.top_k)
     curve = step_curve(num_experts, top_k)
-    head_ms, read = 0.0, max(_read_bytes(shape.uses, plan), 1.0)
+    one, read = 0.0, max(_read_bytes(shape.uses, plan), 1.0)
     if head is not None:
-        # A pass takes its share of the bytes that decoding one token reads, at about the same rate: 0.20 ms for the
-        # 566 MB of gpt-oss-20b's EAGLE3 head on an H200, where the target reads 3.7 GB in 1.32 ms.
         lm_head = [use for use in shape.uses if use.layer == "lm_head"]
-        shared = 0 if head.config.own_lm_head else _weight_bytes(lm_head, plan)
-        head_ms = curve.at(1) * (head.read_bytes + shared) / read
+        one = head_ms(head.read_bytes + (0 if head.config.own_lm_head else _weight_bytes(lm_head, plan)))
     wait = None if on_device else partial(host_ms, gpu=setup.gpu)
     one_pass = head is not None and head.config.most_drafts is not None
     has_experts = head is not None and any(decision.op == "moe" for decision in head.plan.decisions.values())
-    return DraftCosts(curve, head_ms, one_pass, wait, curve.at(1) * shape.state_bytes / read, has_experts)
+    return DraftCosts(curve, one, one_pass, wait, curve.at(1) * shape.state_bytes / read, has_experts)
