@@ -90,3 +90,18 @@ def test_branches_of_a_graph_keep_their_parts(tmp_path: Path) -> None:
     graph.write_text(json.dumps({"traceEvents": [*events, *launch("gated", 1, 16, 17, 1)]}))
     found = times(name_parts(read(graph, "mine: "), read(single, "mine: ")))
     assert found == {"mlp": 5.0, "experts": 2.0}
+
+
+def test_one_copy_too_many_does_not_hide_a_steps_parts(tmp_path: Path) -> None:
+    single, graph = tmp_path / "single.json", tmp_path / "graph.json"
+    events = [
+        span("step", 0, 90),
+        span("experts", 40, 60),
+        *launch("copy", 2, 3, 4, 1),
+        *launch("pairs", 41, 45, 50, 2),
+    ]
+    single.write_text(json.dumps({"traceEvents": events}))
+    events = [span("step", 0, 2), *launch("copy", 1, 10, 11, 1), *launch("pairs", 1, 11, 16, 1)]
+    graph.write_text(json.dumps({"traceEvents": [*events, *launch("copy", 1, 16, 17, 1)]}))
+    found = times(name_parts(read(graph, "mine: "), read(single, "mine: ")))
+    assert found == {"other": 2.0, "experts": 5.0}

@@ -82,18 +82,16 @@ def _around(ranges: Sequence[_Range], at: float) -> int | None:
 def name_parts(kernels: Sequence[TracedKernel], model: Sequence[TracedKernel]) -> list[TracedKernel]:
     """``kernels`` with the parts that ``model``, the same steps without graphs, has for them.
 
-    The step that both have in the same kernels is the pattern; a kernel outside of it keeps what it has.
+    The last step of ``model`` is the pattern. A kernel of which a step has more or fewer than the pattern keeps what it
+    has, such as a copy that the step before began.
     """
     pattern = _parts_by_name(_step(model, max((kernel.step for kernel in model), default=0)))
     found: list[TracedKernel] = []
     for step in sorted({kernel.step for kernel in kernels}):
         mine = _step(kernels, step)
-        if {name: len(parts) for name, parts in _parts_by_name(mine).items()} == {
-            name: len(parts) for name, parts in pattern.items()
-        }:
-            nexts = {name: iter(parts) for name, parts in pattern.items()}
-            mine = [replace(kernel, part=next(nexts[kernel.name])) for kernel in mine]
-        found += mine
+        same = {name for name, parts in _parts_by_name(mine).items() if len(parts) == len(pattern.get(name, ()))}
+        nexts = {name: iter(pattern[name]) for name in same}
+        found += [replace(kernel, part=next(nexts[kernel.name])) if kernel.name in same else kernel for kernel in mine]
     return sorted(found, key=lambda kernel: kernel.start)
 
 
