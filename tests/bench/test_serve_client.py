@@ -37,11 +37,10 @@ USED = chunk(event(choices=[], usage=USAGE))
 
 def fed(*pieces: tuple[float, bytes]) -> serve_client._Stream:
     """A stream that was sent at 1.0 and received these pieces at their times."""
-    with socket.socket() as sock:
-        stream = serve_client._Stream(sock, TimedRequest(b""), sent=1.0)
-        for at, data in pieces:
-            stream.feed(at, data)
-        return stream
+    stream = serve_client._Stream(("127.0.0.1", 0), TimedRequest(b""), sent=1.0)
+    for at, data in pieces:
+        stream.feed(at, data)
+    return stream
 
 
 def test_events_have_the_time_of_the_piece_that_completes_them() -> None:

@@ -24,7 +24,7 @@ from microscale.bench.serve_figures import (
     as_json,
     table,
 )
-from microscale.bench.serve_load import FIRST_TOKENS, QUICK, LoadPlan, LoadRun, measure
+from microscale.bench.serve_load import FIRST_TOKENS, QUICK, LoadPlan, LoadRun, Requests, measure
 from microscale.bench.serve_process import BenchServer
 from support.live_server import Live, live
 
@@ -182,11 +182,11 @@ def answer(prompt_tokens: int, completion_tokens: int) -> StreamTimes:
 
 
 def test_other_counts_than_asked_are_refused() -> None:
-    load = LoadRun(BenchServer(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
-    load._check([answer(16, 2)], [16], 2)
+    requests = Requests(BenchServer(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), 0.0, 0)
+    requests.check([answer(16, 2)], [(16, 2)])
     for wrong in (answer(17, 2), answer(16, 1)):
         with pytest.raises(BenchFailed, match="counted"):
-            load._check([wrong], [16], 2)
+            requests.check([wrong], [(16, 2)])
 
 
 def test_prompts_that_do_not_fit_are_left_out() -> None:

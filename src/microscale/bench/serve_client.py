@@ -70,8 +70,9 @@ class StreamTimes:
 class _Stream:
     """Cuts the bytes of one reply into events."""
 
-    sock: socket.socket
+    address: tuple[str, int]
     request: TimedRequest
+    sock: socket.socket | None = None
     sent: float = 0.0
     ended: float = 0.0
     head: bytes | None = None
@@ -148,23 +149,29 @@ def post(host: str, port: int, path: str, fields: dict[str, object]) -> bytes:
     return head.encode() + body
 
 
-def exchange(host: str, port: int, requests: Sequence[TimedRequest], settled: int = 8) -> list[StreamTimes]:
+def exchange(
+    host: str, port: int, requests: Sequence[TimedRequest], settled: int = 8, *, connected: bool = True
+) -> list[StreamTimes]:
     """Send every request at its time and read all answers to their ends.
 
-    ``settled``: the number of events that each running stream must have had before the others are sent.
+    ``settled``: the number of events that each running stream must have had before the others are sent. ``connected``:
+    all connections are open from the start; else each is opened when its request is sent. Neither is in the times.
     """
-    streams = [_Stream(_connect(host, port), request) for request in requests]
+    streams = [_Stream((host, port), request) for request in requests]
     try:
+        for stream in streams if connected else ():
+            stream.sock = _connect(host, port)
         with selectors.DefaultSelector() as ready, _no_garbage_collection():
             _run(streams, ready, settled)
     finally:
         for stream in streams:
-            stream.sock.close()
+            if stream.sock is not None:
+                stream.sock.close()
     return [stream.answer() for stream in streams]
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """Connect before the clock starts: clients keep connections open, so a first token includes no handshake."""
+    """Clients keep connections open, so a first token includes no handshake."""
     sock = socket.create_connection((host, port), timeout=SILENCE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
@@ -194,10 +201,11 @@ def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int
             raise BenchFailed(f"The server sent nothing for {SILENCE_S:.0f} s.")
         for key, _ in arrived:
             stream = key.data
-            data = stream.sock.recv(RECEIVE_BYTES)
+            data = key.fileobj.recv(RECEIVE_BYTES)  # type: ignore[union-attr]
             stream.feed(now, data)
             if stream.ended or not data:
-                ready.unregister(stream.sock)
+                ready.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
                 stream.ended = stream.ended or now
                 open_streams.discard(id(stream))
     for stream in running:
@@ -205,9 +213,10 @@ def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int
 
 
 def _send(stream: _Stream, ready: selectors.BaseSelector) -> None:
-    ready.register(stream.sock, selectors.EVENT_READ, stream)
+    sock = stream.sock = stream.sock or _connect(*stream.address)
+    ready.register(sock, selectors.EVENT_READ, stream)
     stream.sent = time.perf_counter()
-    stream.sock.sendall(stream.request.body)
+    sock.sendall(stream.request.body)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -135,15 +135,45 @@ class Prompts:
         return text[:length]
 
 
+class Requests:
+    """Makes requests to one server, and checks what it computed."""
+
+    def __init__(self, server: BenchServer, temperature: float, seed: int) -> None:
+        self._port, self._temperature = server.port, temperature
+        self._prompts = Prompts(lambda text: int(server.post("/tokenize", {"prompt": text})["count"]), seed)
+        self.cached = 0
+        """Prompt tokens that came from a prefix cache."""
+
+    def make(self, num_tokens: int, max_tokens: int) -> TimedRequest:
+        fields: dict[str, object] = {
+            "prompt": self._prompts.make(num_tokens),
+            "max_tokens": max_tokens,
+            "temperature": self._temperature,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return TimedRequest(post(HOST, self._port, PATH, fields))
+
+    def check(self, answers: Sequence[StreamTimes], sizes: Iterable[tuple[int, int]]) -> None:
+        """Fail unless the server computed what was requested: tokens of each prompt and of its answer."""
+        for answer, (prompt, tokens) in zip(answers, sizes, strict=True):
+            if (answer.prompt_tokens, answer.completion_tokens) != (prompt, tokens):
+                raise BenchFailed(
+                    f"The server counted {answer.prompt_tokens} prompt tokens and {answer.completion_tokens} "
+                    f"answer tokens; {prompt} and {tokens} were requested."
+                )
+            self.cached += answer.cached_tokens
+
+
 class LoadRun:
     """Puts load on one server and collects the figures."""
 
     def __init__(self, server: BenchServer, plan: LoadPlan, seed: int, advance: Callable[[int], None]) -> None:
         self._server = server
         self._plan = plan.fitting(server.plan["max_model_len"])
-        self._prompts = Prompts(lambda text: int(server.post("/tokenize", {"prompt": text})["count"]), seed)
+        self._requests = Requests(server, plan.temperature, seed)
         self._advance = advance
-        self._cached = 0
 
     def run(self) -> ServerFigures:
         plan = self._plan
@@ -161,7 +191,7 @@ class LoadRun:
         figures.burst = burst
         figures.gaps = [self._counted(partial(self._streams, number)) for number in plan.streams]
         figures.gaps.append(self._counted(self._arrivals))
-        figures.cached_tokens = self._cached
+        figures.cached_tokens = self._requests.cached
         [figures.kernels_compiled_after_ready] = self._metrics("kernels_compiled_after_ready_total")
         return figures
 
@@ -193,7 +223,7 @@ class LoadRun:
 
     def _first_tokens(self, lens: Sequence[int]) -> list[float]:
         """Seconds to the first token of prompts that are sent one after the other."""
-        requests = [self._request(length, FIRST_TOKENS) for length in lens]
+        requests = [self._requests.make(length, FIRST_TOKENS) for length in lens]
         seconds = []
         for length, request in zip(lens, requests, strict=True):
             seconds += [answer.first_s for answer in self._exchange([request], [length], FIRST_TOKENS)]
@@ -204,7 +234,7 @@ class LoadRun:
         plan = self._plan
         spreads = []
         for _ in range(2):
-            requests = [self._request(plan.burst_len, FIRST_TOKENS) for _ in range(plan.burst)]
+            requests = [self._requests.make(plan.burst_len, FIRST_TOKENS) for _ in range(plan.burst)]
             answers = self._exchange(requests, [plan.burst_len] * plan.burst, FIRST_TOKENS)
             spreads.append(Spread.of([answer.first_s for answer in answers]))
             self._advance(1)
@@ -213,7 +243,7 @@ class LoadRun:
     def _streams(self, number: int) -> Gaps:
         """Gaps while all streams run: from the last stream's first token to the first stream's end."""
         plan = self._plan
-        requests = [self._request(plan.stream_len, plan.stream_tokens) for _ in range(number)]
+        requests = [self._requests.make(plan.stream_len, plan.stream_tokens) for _ in range(number)]
         answers = self._exchange(requests, [plan.stream_len] * number, plan.stream_tokens)
         self._advance(1)
         since, until = max(a.first for a in answers), min(a.ended for a in answers)
@@ -229,16 +259,16 @@ class LoadRun:
         """Gaps of running streams while others arrive, until the last of those has its answer."""
         plan = self._plan
         room = self._server.plan["max_model_len"] - plan.stream_len
-        running = [replace(self._request(plan.stream_len, room), running=True) for _ in range(plan.running)]
+        running = [replace(self._requests.make(plan.stream_len, room), running=True) for _ in range(plan.running)]
         lens = [plan.prompt_lens[number % len(plan.prompt_lens)] for number in range(plan.arrivals)]
         others = [
-            replace(self._request(length, plan.arrival_tokens), at_s=number * plan.arrival_s)
+            replace(self._requests.make(length, plan.arrival_tokens), at_s=number * plan.arrival_s)
             for number, length in enumerate(lens)
         ]
         answers = exchange(HOST, self._server.port, [*running, *others])
         self._advance(1)
         streams, arrived = answers[: plan.running], answers[plan.running :]
-        self._check(arrived, lens, plan.arrival_tokens)
+        self._requests.check(arrived, [(length, plan.arrival_tokens) for length in lens])
         since, until = min(a.sent for a in arrived), max(a.ended for a in arrived)
         if min(a.ended for a in streams) < until:
             raise BenchFailed("A stream reached the model's context length before all others had arrived.")
@@ -250,31 +280,10 @@ class LoadRun:
     def _http_floor_s(self) -> float:
         return median(round_trip_s(HOST, self._server.port, "/ping") for _ in range(ROUND_TRIPS))
 
-    def _request(self, num_tokens: int, max_tokens: int) -> TimedRequest:
-        fields: dict[str, object] = {
-            "prompt": self._prompts.make(num_tokens),
-            "max_tokens": max_tokens,
-            "temperature": self._plan.temperature,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return TimedRequest(post(HOST, self._server.port, PATH, fields))
-
     def _exchange(self, requests: Sequence[TimedRequest], lens: Sequence[int], max_tokens: int) -> list[StreamTimes]:
         answers = exchange(HOST, self._server.port, requests)
-        self._check(answers, lens, max_tokens)
+        self._requests.check(answers, [(length, max_tokens) for length in lens])
         return answers
-
-    def _check(self, answers: Sequence[StreamTimes], lens: Sequence[int], max_tokens: int) -> None:
-        """Fail unless the server computed what was requested."""
-        for answer, length in zip(answers, lens, strict=True):
-            if (answer.prompt_tokens, answer.completion_tokens) != (length, max_tokens):
-                raise BenchFailed(
-                    f"The server counted {answer.prompt_tokens} prompt tokens and {answer.completion_tokens} "
-                    f"answer tokens; {length} and {max_tokens} were requested."
-                )
-            self._cached += answer.cached_tokens
 
 
 def measure(server: BenchServer, plan: LoadPlan, seed: int, advance: Callable[[int], None]) -> ServerFigures:

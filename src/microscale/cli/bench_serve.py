@@ -13,13 +13,14 @@ from dataclasses import replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer  # noqa: TC002 (typer evaluates the annotation of the context)
 
 from microscale import settings
-from microscale.bench import serve_figures, serve_load
+from microscale.bench import serve_figures, serve_load, serve_rate
 from microscale.bench.serve_process import OURS, serving
+from microscale.bench.serve_rate import RatePlan
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import err, parse_numbers, print_json
 from microscale.cli.help import measurement_option, output_option, sampling_option
@@ -50,6 +51,25 @@ def bench_serve(
         str | None, measurement_option(help="Numbers of streams that run together, such as 1,8,64.")
     ] = None,
     output_len: Annotated[int | None, measurement_option(help="Tokens per stream.", min=8)] = None,
+    request_rate: Annotated[
+        str | None,
+        measurement_option(
+            help="Measure this instead: requests that arrive by chance, at so many per second: 4,8,inf. inf sends all "
+            "at once."
+        ),
+    ] = None,
+    num_prompts: Annotated[int, measurement_option(help="With --request-rate: requests at each rate.", min=2)] = 200,
+    input_len: Annotated[int, measurement_option(help="With --request-rate: tokens per prompt.", min=1)] = 512,
+    range_ratio: Annotated[
+        float,
+        measurement_option(help="With --request-rate: share by which lengths vary, both ways.", min=0.0, max=0.95),
+    ] = 0.0,
+    burstiness: Annotated[
+        float,
+        measurement_option(
+            help="With --request-rate: 1 is a Poisson process, less comes in bursts, more is more even.", min=0.01
+        ),
+    ] = 1.0,
     temperature: Annotated[float, sampling_option(help="Sampling temperature. 0 is greedy.", min=0)] = FULL.temperature,
     quick: Annotated[bool, measurement_option(help="Send a few small requests, to see whether it works.")] = False,
     server_log: Annotated[
@@ -70,23 +90,43 @@ def bench_serve(
         raise BadSetting(f"{KERNEL_CACHE} needs --cache warm.")
     plan = _plan(quick=quick, prompt_lens=prompt_lens, repeats=repeats, streams=streams, output_len=output_len)
     plan = replace(plan, temperature=temperature)
+    rates = None
+    if request_rate is not None:
+        tokens = RatePlan.output_len if output_len is None else output_len
+        found = parse_rates(request_rate)
+        rates = RatePlan(found, num_prompts, input_len, tokens, range_ratio, burstiness, temperature)
     settings.load()
     log = server_log or Path(tempfile.mkdtemp(prefix="microscale-bench-")) / "server.log"
     about = {"command": shlex.join(["microscale", "serve", *arguments]), **_machine(), "server_log": str(log)}
-    runs: dict[str, serve_figures.ServerFigures] = {}
+    runs: dict[str, Any] = {}
     err.print(f"The server's log: {log}", soft_wrap=True)
     with _caches(cache) as caches, progress_bar("Measuring") as (start, advance):
-        start(len(caches) * plan.steps)
+        start(len(caches) * (plan if rates is None else rates).steps)
         for seed, (name, folder) in enumerate(caches):
             with serving([*arguments, *folder], log) as server:
                 about |= {key: server.plan[key] for key in ("model", "gpu", "precision") if key in server.plan}
-                runs[name] = serve_load.measure(server, plan, seed, advance)
+                runs[name] = (
+                    serve_load.measure(server, plan, seed, advance)
+                    if rates is None
+                    else serve_rate.measure(server, rates, seed, advance)
+                )
             # Each table is printed at once, so an error later loses nothing.
             if not as_json:
-                print(*([] if len(runs) > 1 else [_title(about)]), serve_figures.table(name, runs[name]), sep="\n")
+                text = serve_figures.table(name, runs[name]) if rates is None else serve_rate.table(rates, runs[name])
+                print(*([] if len(runs) > 1 else [_title(about)]), text, sep="\n")
                 print(flush=True)
     if as_json:
-        print_json(serve_figures.as_json(about, runs))
+        print_json(serve_figures.as_json(about, runs) if rates is None else serve_rate.as_json(about, rates, runs))
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(rate > 0 for rate in rates):
+        raise BadSetting(f"--request-rate {text!r} is not a list of rates above 0, such as 4,8,inf.")
+    return rates
 
 
 def _plan(
