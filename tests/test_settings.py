@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -46,3 +48,19 @@ def test_threads_do_not_spin_for_long_unless_the_user_says_so() -> None:
     for environment in theirs:
         settings.limit_spinning(environment)
     assert theirs == [{"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}]
+
+
+LIMITED = """
+import resource
+from microscale.settings import allow_connections
+resource.setrlimit(resource.RLIMIT_NOFILE, {given})
+allow_connections()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(("given", "found"), [((100, 700), (700, 700)), ((700, 700), (700, 700))])
+def test_the_soft_limit_is_raised_to_the_hard_one(given: tuple[int, int], found: tuple[int, int]) -> None:
+    script = LIMITED.format(given=given)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(found)

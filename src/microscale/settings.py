@@ -6,7 +6,9 @@ default. So is an unknown variable that starts with ``MICROSCALE_``, which is mo
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields
@@ -15,6 +17,7 @@ from pathlib import Path
 from microscale.errors import BadSetting
 
 PREFIX = "MICROSCALE_"
+MOST_FILES = 65536
 SPIN_COUNT = "1000"
 """Turns that a CPU thread of torch spins before it gives up its core. OpenMP's default takes milliseconds, which every
 product of a small model waits if another program wants the core. The embedded model on two cores next to three busy
@@ -103,3 +106,13 @@ def limit_spinning(env: MutableMapping[str, str] | None = None) -> None:
     env = os.environ if env is None else env
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def allow_connections() -> None:
+    """Raise this process's soft limit on open files, of which each connection is one, as far as the hard one allows:
+    most systems start with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from microscale import settings
 from microscale.bench.serve_client import BenchFailed, StreamTimes, exchange
 from microscale.bench.serve_figures import Spread
 from microscale.bench.serve_load import Requests
@@ -84,6 +85,7 @@ def _measure(server: BenchServer, plan: RatePlan, seed: int, advance: Callable[[
     longest, most = math.ceil((plan.input_len + plan.output_len) * (1 + plan.range_ratio)), server.plan["max_model_len"]
     if longest > most:
         raise BenchFailed(f"The model takes {most} tokens, and a request may have {longest}; lower --input-len.")
+    settings.allow_connections()
     requests = Requests(server, plan.temperature, seed)
     _run(server, replace(plan, num_prompts=WARM_UP), math.inf, requests)
     for rate in plan.rates:

@@ -5,7 +5,6 @@ start what was started before.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_
 
 from microscale.errors import Unsupported
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # before 3.9 always so; 3.9 warns, 3.10 says no
+knobs.language.default_fp_fusion = knobs.language.default_fp_fusion  # Triton 3.9 warns in each process if it is unset
 STABLE = ("microscale.", "triton.")
 """Functions whose keys are made stable, by the beginning of their names. vLLM's process has others."""
 _update_hash = DependenciesFinder._update_hash

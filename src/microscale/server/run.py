@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 import uvicorn
 
+from microscale import settings
 from microscale.engine.client.client import EngineClient
 from microscale.engine.client.launch import EngineProcess
 from microscale.engine.config import EngineConfig
@@ -106,6 +107,7 @@ def address_of(bound: socket.socket) -> str:
 
 async def serve(options: ServeOptions) -> int:
     """Serve until a signal arrives or the engine ends; return the exit status."""
+    settings.allow_connections()
     with bind(options.host, options.port) as bound:
         async with open_host(options) as host:
             return await _serve(host, options, bound)
