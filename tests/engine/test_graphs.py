@@ -88,6 +88,36 @@ def sizes_of(name: str, card: str, max_sequences: int, draft_tokens: int = 0) ->
     )
 
 
+def test_what_every_step_needs_is_captured_first() -> None:
+    """The memory for graphs may end at any key: one sequence must have its graphs, and results lie in one place."""
+    first = sizes_of("gpt-oss-20b", "h200", 256, draft_tokens=7).first()
+    kinds = {kind: [key for key in first if kind(key)] for kind in (is_body, is_tail, is_verify, is_decode)}
+    assert first[:4] == [min(keys, key=numbers) for keys in kinds.values()]
+    assert first[4:8] == [max(keys, key=numbers) for keys in kinds.values()]
+    widest = [key.rows or key.tokens for key in first[5:8]]
+    assert widest == sorted(widest, reverse=True), "results of later kinds fit into those before"
+
+
+def numbers(key: Step) -> tuple[int, int]:
+    return key.tokens, key.sequences
+
+
+def is_body(key: Step) -> bool:
+    return key.rows == 0
+
+
+def is_tail(key: Step) -> bool:
+    return bool(key.rows)
+
+
+def is_verify(key: Step) -> bool:
+    return key.verify
+
+
+def is_decode(key: Step) -> bool:
+    return key.rows is None and not key.verify
+
+
 @pytest.mark.parametrize(
     ("name", "card", "max_sequences"),
     [("gpt-oss-20b", "h200", 1), ("gpt-oss-20b", "h200", 64), ("gemma-4-26b-a4b", "gb10", 256)],

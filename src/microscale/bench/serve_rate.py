@@ -69,7 +69,8 @@ class RateFigures:
     gaps: Spread
     """Between the tokens of one answer, over all answers."""
     client_busy: float
-    """The share of a core that this client took. Near 1 it is the client that is measured."""
+    """The share of a core that this client took, with what it reads at the end. Near 1 it is the client that is
+    measured."""
 
 
 def measure(server: BenchServer, plan: RatePlan, seed: int, advance: Callable[[int], None]) -> list[RateFigures]:

@@ -92,6 +92,9 @@ def bench_serve(
     plan = replace(plan, temperature=temperature)
     rates = None
     if request_rate is not None:
+        fixed = {"--quick": quick, "--prompt-lens": prompt_lens, "--streams": streams, "--repeats": repeats}
+        if unused := [name for name, value in fixed.items() if value]:
+            raise BadSetting(f"{unused[0]} has no meaning with --request-rate; leave it out.")
         tokens = RatePlan.output_len if output_len is None else output_len
         found = parse_rates(request_rate)
         rates = RatePlan(found, num_prompts, input_len, tokens, range_ratio, burstiness, temperature)

@@ -124,6 +124,10 @@ def _powers(base: int, most: int) -> list[int]:
     return [*(power for power in powers if power < most), most]
 
 
+def _size(key: Step) -> tuple[int, int]:
+    return key.tokens, key.sequences
+
+
 def decode_key(sequences: int, pages: int) -> Step:
     size = graph_size(sequences)
     return Step(size, size, 1, pages)
@@ -197,8 +201,8 @@ class GraphSizes:
         return Step(tokens, sequences, tokens, pages, rows=0)
 
     def first(self) -> list[Step]:
-        """What is captured before "ready", kind by kind. Of each kind the largest is first: the others fit into its
-        memory."""
+        """What is captured before "ready". Of each kind the smallest comes first, since the first one is also launched;
+        then the largest, into whose memory the others fit: a body's, then by the rows of logits. Then the rest."""
         narrow, *wide = self._widths
         most = self.max_sequences
         sizes = [graph_size(rows) for rows in range(1, most + 1)]
@@ -207,9 +211,10 @@ class GraphSizes:
         decodes += [decode_key(rows, pages) for pages in wide for rows in _powers(8, most)]
         bodies = [key for key in self._coarse_bodies(narrow) if key.tokens <= self._enough]
         tails = [tail_key(rows, narrow) for rows in _powers(2, self.max_rows)] if self.buckets else []
-        kinds = decodes, list(self._verify(narrow)), bodies, tails
-        keys = (sorted(kind, key=lambda key: (key.tokens, key.sequences), reverse=True) for kind in kinds)
-        return list(dict.fromkeys(chain.from_iterable(keys)))
+        bodies.sort(key=_size, reverse=True)
+        kinds = [kind for kind in (bodies, tails, list(self._verify(narrow)), decodes) if kind]
+        smallest, largest = ([choose(kind, key=_size) for kind in kinds] for choose in (min, max))
+        return list(dict.fromkeys(chain(smallest, largest, *reversed(kinds))))
 
     def later(self) -> list[Step]:
         """What is captured when the engine is idle: first sizes that large steps and long contexts fit into, then all

@@ -100,7 +100,9 @@ class _Bytes:
 def _lent(result: Any) -> Any:
     """The same tensors, whose memory the pool may give to the next capture: 512 rows of gpt-oss's logits are 412 MB,
     and would stay with each graph. A result lasts until the next run, so graphs may share it."""
-    if isinstance(result, torch.Tensor) and result.is_cuda:
+    if isinstance(result, torch.Tensor):
+        if not result.is_cuda or torch.cuda.get_allocator_backend() != "native":  # others unmap what is freed
+            return result
         memory = torch.as_tensor(_Bytes(result.untyped_storage()), device=result.device).view(result.dtype)
         return memory.as_strided(result.shape, result.stride(), result.storage_offset())
     if is_dataclass(result) and not isinstance(result, type):

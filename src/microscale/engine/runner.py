@@ -108,7 +108,9 @@ class ModelRunner:
         self.taps = _make_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
-        ops, waits, budget = model.ops, model.ops.ranks.world > 1, graph_memory(model.ops.gpu)
+        ops, waits = model.ops, model.ops.ranks.world > 1
+        # Graphs share the memory of their logits, which are in the plan as those of a step.
+        budget = graph_memory(ops.gpu) + 4 * model.config.vocab_size * sizes.max_rows
         self._graphs = Graphs(model.device, ops.uncapturable, enabled=not enforce_eager, waits=waits, budget=budget)
         self._later = deque(sizes.later() if self._graphs.enabled else ())
         self._gathered: tuple[Tensor, Tensor] | None = None

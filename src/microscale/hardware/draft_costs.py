@@ -60,10 +60,10 @@ def step_curve(num_experts: int, experts_per_token: int) -> StepCurve:
     return StepCurve(row["model"], tuple(_data()["tokens"]), tuple(row["ms"]))
 
 
-def head_ms(read_bytes: float) -> float:
-    """How long a pass of a draft head that reads so many bytes takes the GPU that was measured."""
+def head_us(read_bytes: float, gpu: Gpu) -> float:
+    """How long a pass of a draft head that reads so many bytes takes."""
     gbs: float = _data()["head_gbs"]
-    return read_bytes / gbs / 1e6
+    return read_bytes / gbs / 1e3 * known(_data()["gpu"]).bandwidth_gbs / gpu.bandwidth_gbs
 
 
 def host_ms(sequences: int, drafts: int, gpu: Gpu) -> float:

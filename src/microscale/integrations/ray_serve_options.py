@@ -93,12 +93,17 @@ class RayOptions:
         return needed if self.deployed.num_gpus is None else self.deployed.num_gpus
 
     @property
+    def max_num_seqs(self) -> int:
+        """Ray must know it before there is an engine, which would choose by its card's memory."""
+        return self.engine.max_num_seqs or LEAST_SEQUENCES
+
+    @property
     def max_ongoing_requests(self) -> int:
-        return self.deployed.max_ongoing_requests or 2 * (self.engine.max_num_seqs or LEAST_SEQUENCES)
+        return self.deployed.max_ongoing_requests or 2 * self.max_num_seqs
 
     @property
     def target_ongoing_requests(self) -> float:
-        return self.deployed.target_ongoing_requests or 0.75 * (self.engine.max_num_seqs or LEAST_SEQUENCES)
+        return self.deployed.target_ongoing_requests or 0.75 * self.max_num_seqs
 
     @property
     def messages_per_s(self) -> float:
@@ -118,7 +123,9 @@ class RayOptions:
         template = None if given.chat_template is None else Path(given.chat_template)
         is_dummy = LoadFormat(self.engine.load_format) is LoadFormat.DUMMY
         return ServeOptions(
-            engine=msgspec.structs.replace(self.engine, offline=offline, drain_s=given.drain_timeout),
+            engine=msgspec.structs.replace(
+                self.engine, max_num_seqs=self.max_num_seqs, offline=offline, drain_s=given.drain_timeout
+            ),
             tokenizer=find_tokenizer(given.tokenizer or model, template, offline=offline, is_dummy=is_dummy),
             chat_template=template,
             sampling=read_sampling_defaults(given.generation_config, model, offline=offline, is_dummy=is_dummy),

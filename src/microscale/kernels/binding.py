@@ -16,7 +16,8 @@ from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_
 
 from microscale.errors import Unsupported
 
-knobs.language.default_fp_fusion = knobs.language.default_fp_fusion  # Triton 3.9 warns in each process if it is unset
+if hasattr(knobs.language, "fp_fusion_enabled"):  # Triton 3.9, which warns in each process where it is not said aloud
+    knobs.language.default_fp_fusion = knobs.language.default_fp_fusion
 STABLE = ("microscale.", "triton.")
 """Functions whose keys are made stable, by the beginning of their names. vLLM's process has others."""
 _update_hash = DependenciesFinder._update_hash

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST = 8192
-_KEPT: dict[torch.device, Tensor] = {}
+_KEPT: dict[torch.device, list[Tensor]] = {}
+"""Smaller ones first. Where more are needed, those before stay: graphs that were captured still count in them."""
 
 
 def last_program_counters(device: torch.device, count: int) -> Tensor:
     """At least ``count`` int32 zeros, which the launch must leave as zeros."""
-    kept = _KEPT.get(device)
-    if kept is not None and kept.numel() >= count:
-        return kept
+    kept = _KEPT.setdefault(device, [])
+    if kept and kept[-1].numel() >= count:
+        return kept[-1]
     made = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
     # Made while a graph is captured, they are that graph's alone, which clears them at every replay.
     if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        _KEPT[device] = made
+        kept.append(made)
     return made

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.limits import Limits, drafted_sequences
+from microscale.engine.limits import LEAST_SEQUENCES, Limits, drafted_sequences
 from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Memory
@@ -187,7 +187,10 @@ def _offers(prepared: Prepared) -> tuple[PrecisionOffer, ...]:
     """What each precision would give: 0.1 s for an engine that has a GPU."""
     if prepared.setup.gpu.is_cpu or prepared.team is not None:
         return ()
-    return precision_offers(prepared.outline, prepared.setup, prepared.memory.workload)
+    workload = prepared.memory.workload
+    if prepared.options.max_num_seqs is None:  # a larger precision would serve fewer sequences
+        workload = replace(workload, sequences=LEAST_SEQUENCES)
+    return precision_offers(prepared.outline, prepared.setup, workload)
 
 
 def assemble(

@@ -10,11 +10,13 @@ from functools import partial
 
 import torch
 
+from microscale.engine.limits import SHORT_CONTEXT
 from microscale.engine.loading.memory import HeadNeed, op_working_bytes
+from microscale.engine.predictions import Phase, predict
 from microscale.engine.speculation.config import DFLASH, EAGLE3, MTP, SpeculativeConfig
 from microscale.engine.speculation.length import DraftCosts
 from microscale.errors import BadSetting
-from microscale.hardware.draft_costs import head_ms, host_ms, step_curve
+from microscale.hardware.draft_costs import head_us, host_ms, step_curve
 from microscale.models import embedded, hub
 from microscale.models.checkpoint import INDEX, SINGLE, Checkpoint, FromCheckpoint
 from microscale.models.config import OWN_FORMATS, HeadFormats, LoadFormat
@@ -164,6 +166,15 @@ def _read_bytes(uses: Sequence[Use], plan: Plan) -> float:
     return sum(_weight_bytes([use], plan) * share(use) for use in uses)
 
 
+def _share_of_step(read_by_head: float, read: float, shape: Outline, plan: Plan, setup: Setup) -> float:
+    """A head's pass as a part of the target's step with one token, but no less than one of its layers."""
+    if setup.gpu.is_cpu:  # whose steps are not predicted
+        return read_by_head / read
+    step = predict(shape, plan, setup, Phase.DECODE, 1, min(SHORT_CONTEXT, shape.max_context), 1)
+    layers = sum(use.count for use in shape.uses if use.op in ("attention", "recurrent"))
+    return max(head_us(read_by_head, setup.gpu) / step.us, 1 / max(layers, 1))
+
+
 def draft_costs(
     shape: Outline, plan: Plan, setup: Setup, head: PreparedHead | None = None, *, on_device: bool = True
 ) -> DraftCosts:
@@ -175,7 +186,8 @@ def draft_costs(
     one, read = 0.0, max(_read_bytes(shape.uses, plan), 1.0)
     if head is not None:
         lm_head = [use for use in shape.uses if use.layer == "lm_head"]
-        one = head_ms(head.read_bytes + (0 if head.config.own_lm_head else _weight_bytes(lm_head, plan)))
+        read_by_head = head.read_bytes + (0 if head.config.own_lm_head else _weight_bytes(lm_head, plan))
+        one = curve.at(1) * _share_of_step(read_by_head, read, shape, plan, setup)
     wait = None if on_device else partial(host_ms, gpu=setup.gpu)
     one_pass = head is not None and head.config.most_drafts is not None
     has_experts = head is not None and any(decision.op == "moe" for decision in head.plan.decisions.values())
