@@ -124,7 +124,9 @@ class _Call:
         )  # fmt: skip
         grid = (spec.num_heads * cdiv(spec.value_dim, BLOCK_V), sequences)
         options = {"num_warps": 4, "num_stages": 2}
-        launch(chunks_jit.advance, grid, arguments, constants | {"BLOCK_V": BLOCK_V}, options, ADVANCE_MMA)
+        constants |= {"BLOCK_V": BLOCK_V}
+        reason = "heads of 32 numbers are those of the tiny preset" if spec.key_dim == min(HEAD_DIMS) else None
+        launch(chunks_jit.advance, grid, arguments, constants, options, ADVANCE_MMA, reason)
 
         arguments = (
             self.projected, v, weights.norm, out, batch.query_start, weights.epsilon, tokens, sequences, short, row,

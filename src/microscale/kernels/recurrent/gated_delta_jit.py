@@ -28,6 +28,16 @@ def silu(x):
 
 
 @triton.jit
+def square(x, PLAIN: tl.constexpr):
+    """x * x, rounded, for a sum over lanes. Where the product is fused with the sum's first addition, each of two lanes
+    that add the same two squares rounds the other's, and they store two numbers to one place (Triton 3.9)."""
+    if PLAIN:
+        return x * x
+    else:
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def log_decay(a, dt_bias, decay):
     """``decay * softplus(a + dt_bias)``.
 
@@ -155,7 +165,7 @@ def run_tokens(
         beta = rate(tl.load(gates_ptr + at * stride_gates + head))
         kept = tl.exp(log_decay(tl.load(gates_ptr + at * stride_gates + HEADS + head), dt_bias, decay))
         x = tl.reshape(_convolve(columns, taps, TAPS), (4, DIM))
-        normed = x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
+        normed = x * tl.rsqrt(tl.sum(square(x, PLAIN), axis=1) + 1e-6)[:, None]
         x = tl.where(tl.arange(0, 4)[:, None] < 2, normed, x)
         q_and_v, k_and_z = tl.split(tl.permute(tl.reshape(x, (2, 2, DIM)), (2, 0, 1)))
         q, v = tl.split(q_and_v)
@@ -167,7 +177,7 @@ def run_tokens(
         answer = tl.sum(q[:, None] * state, axis=0)
         # Loaded here and not above: it would take the registers that keep ONE from spilling (SM 10.0 and 12.x).
         norm = tl.load(norm_ptr + column).to(tl.float32)
-        y = answer * tl.rsqrt(tl.sum(answer * answer) / DIM + epsilon) * norm * gate
+        y = answer * tl.rsqrt(tl.sum(square(answer, PLAIN)) / DIM + epsilon) * norm * gate
         store_rounded(out_ptr + (at * HEADS + head) * DIM + column, y, None, PLAIN)
 
         if VERIFY or ONE or token == count - 1:
