@@ -1,4 +1,4 @@
-"""``bench serve --request-rate``: arrivals by chance, on a real server whose engine takes a known time a step."""
+"""``bench serve --request-rate``: random arrivals, on a real server whose engine takes a known time a step."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def exchange(
     """Send every request at its time and read all answers to their ends.
 
     ``settled``: the number of events that each running stream must have had before the others are sent. ``connected``:
-    all connections are open from the start; else each is opened when its request is sent. Neither is in the times.
+    open all connections at the start; otherwise open each just before its request. Connecting is never timed.
     """
     streams = [_Stream((host, port), request) for request in requests]
     try:
@@ -201,11 +201,11 @@ def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int
             raise BenchFailed(f"The server sent nothing for {SILENCE_S:.0f} s.")
         for key, _ in arrived:
             stream = key.data
-            data = key.fileobj.recv(RECEIVE_BYTES)  # type: ignore[union-attr]
+            data = stream.sock.recv(RECEIVE_BYTES)
             stream.feed(now, data)
             if stream.ended or not data:
-                ready.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
+                ready.unregister(stream.sock)
+                stream.sock.close()
                 stream.ended = stream.ended or now
                 open_streams.discard(id(stream))
     for stream in running:

@@ -1,8 +1,8 @@
-"""``bench serve --request-rate``: requests that arrive by chance, as users do, at given rates.
+"""``bench serve --request-rate``: requests that arrive at random, as users do, at given average rates.
 
-Times between arrivals have a gamma distribution, as in ``vllm bench serve``: with a ``burstiness`` of 1 arrivals are a
-Poisson process, with less they come in bursts, with more they are more even. At the rate ``inf`` all requests are sent
-at once, which measures throughput.
+Times between arrivals have a gamma distribution, as in ``vllm bench serve``. A ``burstiness`` of 1 is a Poisson
+process; lower values give bursts, higher ones a steadier flow. At the rate ``inf`` all requests are sent at once, which
+measures throughput.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RatePlan:
     input_len: int = 512
     output_len: int = 128
     range_ratio: float = 0.0
-    """Lengths are even between ``1 - range_ratio`` and ``1 + range_ratio`` times these."""
+    """Lengths are uniform between ``1 - range_ratio`` and ``1 + range_ratio`` times these."""
     burstiness: float = 1.0
     temperature: float = 0.0
 
@@ -63,14 +63,14 @@ class RateFigures:
 
     rate: float
     requests_s: float
-    """Answered, from the first request to the last answer's end."""
+    """Answers per second, from the first request to the end of the last answer."""
     output_tok_s: float
     first: Spread
     gaps: Spread
     """Between the tokens of one answer, over all answers."""
     client_busy: float
-    """The share of a core that this client took, with what it reads at the end. Near 1 it is the client that is
-    measured."""
+    """The share of a core that this client used, including parsing the answers at the end. Near 1, the client is the
+    bottleneck."""
 
 
 def measure(server: BenchServer, plan: RatePlan, seed: int, advance: Callable[[int], None]) -> list[RateFigures]:

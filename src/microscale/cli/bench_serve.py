@@ -54,20 +54,22 @@ def bench_serve(
     request_rate: Annotated[
         str | None,
         measurement_option(
-            help="Measure this instead: requests that arrive by chance, at so many per second: 4,8,inf. inf sends all "
-            "at once."
+            help="Instead, send requests at random times, this many per second on average: 4,8,inf. inf sends all at "
+            "once."
         ),
     ] = None,
     num_prompts: Annotated[int, measurement_option(help="With --request-rate: requests at each rate.", min=2)] = 200,
     input_len: Annotated[int, measurement_option(help="With --request-rate: tokens per prompt.", min=1)] = 512,
     range_ratio: Annotated[
         float,
-        measurement_option(help="With --request-rate: share by which lengths vary, both ways.", min=0.0, max=0.95),
+        measurement_option(
+            help="With --request-rate: lengths vary by up to this share, up or down.", min=0.0, max=0.95
+        ),
     ] = 0.0,
     burstiness: Annotated[
         float,
         measurement_option(
-            help="With --request-rate: 1 is a Poisson process, less comes in bursts, more is more even.", min=0.01
+            help="With --request-rate: 1 is a Poisson process; lower gives bursts, higher a steadier flow.", min=0.01
         ),
     ] = 1.0,
     temperature: Annotated[float, sampling_option(help="Sampling temperature. 0 is greedy.", min=0)] = FULL.temperature,

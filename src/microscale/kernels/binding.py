@@ -16,7 +16,7 @@ from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_
 
 from microscale.errors import Unsupported
 
-if hasattr(knobs.language, "fp_fusion_enabled"):  # Triton 3.9, which warns in each process where it is not said aloud
+if hasattr(knobs.language, "fp_fusion_enabled"):  # Triton 3.9, which warns in every process that leaves this unset
     knobs.language.default_fp_fusion = knobs.language.default_fp_fusion
 STABLE = ("microscale.", "triton.")
 """Functions whose keys are made stable, by the beginning of their names. vLLM's process has others."""
