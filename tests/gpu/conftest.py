@@ -33,7 +33,7 @@ from support.play import add_option, is_played, play
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src" / "microscale"
-REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
+REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b", "qwen3.6-35b-a3b")
 
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
@@ -81,7 +81,7 @@ def of_heads() -> Mapping[Kernel, list[str]]:
 @cache
 def of_block_scaled() -> Mapping[Kernel, list[str]]:
     """What a card with block-scaled matrix instructions starts: tests run those kernels on other cards too."""
-    return recorded(known("gb10"), REAL[1:], SETTINGS[1:3])
+    return recorded(known("gb10"), REAL[1:4], SETTINGS[1:3])
 
 
 def names_of_real_models(config: pytest.Config) -> set[str]:

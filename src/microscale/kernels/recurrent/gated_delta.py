@@ -124,8 +124,8 @@ class _Call:
         )  # fmt: skip
         grid = (spec.num_heads * cdiv(spec.value_dim, BLOCK_V), sequences)
         options = {"num_warps": 4, "num_stages": 2}
-        constants |= {"BLOCK_V": BLOCK_V}
         reason = "heads of 32 numbers are those of the tiny preset" if spec.key_dim == min(HEAD_DIMS) else None
+        constants = {**constants, "BLOCK_V": BLOCK_V}  # a dict of its own: the first launch keeps what it was given
         launch(chunks_jit.advance, grid, arguments, constants, options, ADVANCE_MMA, reason)
 
         arguments = (
