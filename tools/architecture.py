@@ -72,7 +72,7 @@ FEATURES_ASKED: dict[str, set[str]] = {
     "moe/paths.py": {"MX_MMA", "TCGEN05", "WGMMA"},
     "moe/small_batch.py": {"PDL"},
     "moe/bf16_activations.py": {"MMA_BF16"},
-    "moe/mxfp8_activations.py": {"WGMMA"},
+    "moe/narrow_activations.py": {"WGMMA"},
     "recurrent/gated_delta.py": {"MMA_BF16", "PDL"},
     "sampling/blocked.py": {"MMA_BF16"},
     "small/fused.py": {"MMA_BF16", "PDL"},

@@ -21,7 +21,7 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
 from microscale.kernels.moe.bf16_activations import TritonFp8BlockA16, TritonNvfp4A16, TritonW4A16, TritonW8A16
-from microscale.kernels.moe.mxfp8_activations import TritonW4A8
+from microscale.kernels.moe.narrow_activations import TritonW4A8
 from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing

@@ -103,7 +103,7 @@ def test_no_path_names_a_form_that_is_wrong() -> None:
     uses = {path.uses for entry in registry.IMPLEMENTATIONS for path in all_paths(entry)} - {frozenset()}
     assert uses == set(USED_BY.values())
     named = {form for forms in uses for form in forms}
-    assert named == {TritonForm.DOT, TritonForm.SCALED_E4M3, TritonForm.PACKED_ASM}
+    assert named == {TritonForm.DOT, TritonForm.SCALED_E4M3, TritonForm.SCALED_E2M1, TritonForm.PACKED_ASM}
     assert not named & WRONG
     assert users(TritonForm.SCALED_E4M3)
     assert not users(TritonForm.SCALED_E2M1_MN)

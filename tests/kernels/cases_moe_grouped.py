@@ -11,14 +11,17 @@ import triton.language as tl
 
 from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, NVFP4, BlockFormat, BlockScaled, decode, encode
+from microscale.formats.mxfp4 import unpack_nibbles
+from microscale.formats.nvfp4 import encode_rows
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.cards import SM90
-from microscale.hardware.tiles.gemm import GemmTile
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile
 from microscale.kernels import layouts, mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import grouped
-from microscale_lab.cases.errors import check_rounded
+from microscale.kernels.narrow import nvfp4
+from microscale_lab.cases.errors import assert_close, check_rounded, rms_step
 from microscale_lab.cases.experts import LAYERS as CASES
 from microscale_lab.cases.experts import SWIGLU, ExpertsInput, ExpertsProblem
 
@@ -61,11 +64,20 @@ def test_mxfp8_activations(case: ExpertsInput, fmt: str) -> None:
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
 
+@pytest.mark.parametrize("case", SOME, ids=[case.name for case in SOME])
+def test_nvfp4_activations(case: ExpertsInput) -> None:
+    problem = ExpertsProblem.of(case, "nvfp4", "cpu")
+    actual = run(problem, block_scaled=True)
+    # As above; and a gate's output that lies between two codes may round to the other.
+    assert_close(actual, problem.expected_quantised(nvfp4, nvfp4), worst=5 * rms_step("e2m1"), rms=4 * rms_step("bf16"))
+    check_rounded(actual, problem.expected(), "e2m1", 3)
+
+
 @pytest.mark.parametrize("block_m, block_n", [(32, 64), (64, 128)])
-@pytest.mark.parametrize("block_scaled", [False, True])
-def test_other_tiles_give_the_same(block_m: int, block_n: int, block_scaled: bool) -> None:
+@pytest.mark.parametrize("fmt, block_scaled", [("mxfp4", False), ("mxfp4", True), ("nvfp4", True)])
+def test_other_tiles_give_the_same(block_m: int, block_n: int, fmt: str, block_scaled: bool) -> None:
     problem = ExpertsProblem.of(
-        ExpertsInput("tiles", 36, num_experts=2, top_k=1, hidden=96, intermediate=96), "mxfp4", "cpu"
+        ExpertsInput("tiles", 36, num_experts=2, top_k=1, hidden=96, intermediate=96), fmt, "cpu"
     )
     first, second = run(problem, block_scaled), run(problem, block_scaled, block_m, block_n)
     # Each sum over K runs in the same order whatever the tile, but numpy's matrix product does not promise one.
@@ -92,9 +104,9 @@ def test_float32_rows_are_refused() -> None:
 
 
 def test_a_broken_token_shows_and_stays_alone() -> None:
-    problem = ExpertsProblem.of(ExpertsInput("broken", 3, hidden=96, intermediate=96), "mxfp4", "cpu")
-    problem.x[1, 50] = float("nan")
-    for block_scaled in (False, True):
+    for fmt, block_scaled in (("mxfp4", False), ("mxfp4", True), ("nvfp4", True)):
+        problem = ExpertsProblem.of(ExpertsInput("broken", 3, hidden=96, intermediate=96), fmt, "cpu")
+        problem.x[1, 50] = float("nan")
         y = run(problem, block_scaled)
         assert y[1].isnan().all()
         assert not y[0].isnan().any()
@@ -212,9 +224,31 @@ def test_quantised_tokens_are_the_format() -> None:
     x[1, 40] = float("-inf")
     x[2, :32] = torch.arange(1, 33, dtype=torch.int16).view(torch.bfloat16)  # subnormal bf16
     x[3, 64:96] = torch.tensor([3.3895e38, *([-1.0] * 31)])
-    found, want = grouped.quantise(x), encode(x, MXFP8)
+    found, want = grouped.quantise(x, GemmPath.W8A8), encode(x, MXFP8)
     assert found.scales is not None
     assert torch.equal(found.scales[:, :7], want.scales)
     assert torch.equal(found.values[:, :224], fragment_order(want.values, mx=True))
     assert not found.scales[:, 7:].any()
     assert not found.values[:, 224:].any()
+
+
+def test_rows_in_nvfp4_are_the_format() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 224, generator=generator) * torch.exp2(torch.randint(-30, 30, (6, 1), generator=generator))
+    x = x.bfloat16()
+    x[0, 3] = float("nan")
+    x[0, 40] = float("-inf")
+    x[1] = 0.0
+    x[2, :16] = 0.0
+    x[3, :32] *= 1e-4  # scales of blocks that are subnormal
+    x[4, :16] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, -0.25, -0.75, -2.5, -3.5, -5.0, 0, 1, 2])
+    found, want = grouped.quantise(x, GemmPath.W4A4), encode_rows(x)
+    assert found.scales is not None
+    assert want.row_scales is not None
+    assert torch.equal(found.scales[:, -1].int().view(torch.float32), want.row_scales)
+    scales = found.scales[:, :-1].contiguous().view(torch.uint8)
+    assert torch.equal(scales[:, :14], want.scales)
+    order = [2, 0, 6, 4, 3, 1, 7, 5]
+    nibbles = unpack_nibbles(found.values)
+    assert torch.equal(nibbles[:, :224], unpack_nibbles(want.values).reshape(6, -1, 8)[:, :, order].flatten(1))
+    assert not nibbles[:, 224:].any()

@@ -10,7 +10,7 @@ import torch
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import grouped, grouped_wgmma
-from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
+from microscale.kernels.moe.narrow_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.op import MatrixUnit

@@ -52,7 +52,7 @@ def test_a_wish_is_met() -> None:
 
 def test_a_wish_that_cannot_be_met_is_an_error_with_the_reason() -> None:
     with pytest.raises(Unsupported, match="mxfp8 activations"):
-        decide("moe", "experts", moe_spec(activations=Activations.MXFP8), CPU, Preference(backend="reference"))
+        decide("moe", "experts", moe_spec(activations=Activations.MXFP8), CPU, Preference(backend="dequantized"))
     with pytest.raises(Unsupported, match="Unknown backend 'nonsense'"):
         Ops(CPU, Activations.FLOAT32, Preference(backend="nonsense"))
     with pytest.raises(Unsupported, match="moe has no implementation 'nonsense'"):

@@ -41,9 +41,18 @@ def test_what_the_plans_hold(
     assert precision.format_of("embed", "bf16") == embed
     assert precision.format_of("router", "bf16") == "bf16"
     assert precision.kv_format == kv
-    assert precision.activations("moe", BF16) == moe
-    assert precision.activations("dense", BF16) == dense_activations
-    assert precision.activations("moe", Activations.FLOAT32) == (Activations.FLOAT32,)
+    assert precision.activations("moe", BF16, "mxfp4") == moe
+    assert precision.activations("dense", BF16, dense) == dense_activations
+    assert precision.activations("moe", Activations.FLOAT32, "mxfp4") == (Activations.FLOAT32,)
+
+
+def test_nvfp4_activations_are_for_nvfp4_weights() -> None:
+    assert PRECISIONS["fast"].activations("moe", BF16, "nvfp4") == (BF16, Activations.NVFP4)
+    assert PRECISIONS["fast"].activations("dense", BF16, "nvfp4") == (BF16, Activations.NVFP4)
+    assert PRECISIONS["exact"].activations("moe", BF16, "nvfp4") == (BF16,)
+    asked = make_precision("exact", (), "nvfp4")
+    assert asked.activations("moe", BF16, "nvfp4") == (Activations.NVFP4,)
+    assert asked.activations("dense", BF16, "nvfp4") == (BF16,)
 
 
 def test_a_plan_never_widens_and_the_user_may() -> None:
@@ -59,7 +68,7 @@ def test_the_users_choices_go_before_the_plan() -> None:
     assert precision.format_of("lm_head", "bf16") == "mxfp8"
     assert precision.format_of("embed", "bf16") == "fp8"
     assert precision.format_of("qkv", "bf16") == "mxfp4"
-    assert precision.activations("moe", BF16) == (BF16,)
+    assert precision.activations("moe", BF16, "mxfp4") == (BF16,)
     assert precision.kv_format == "bf16"
     assert str(precision) == "fast, lm_head=mxfp8, embed=fp8, moe-activations=bf16, kv-cache=bf16"
     assert str(make_precision()) == "exact"

@@ -7,7 +7,6 @@ PTX manual.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Protocol
@@ -15,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from ptx_kernels import Words, warp_kernel
-from ptxproof.instructions import form_of
+from ptx_kernels import Words, scaled_mma, warp_kernel
+from ptxproof.instructions import NVFP4_MMA, form_of
 from ptxproof.interpreter.numbers import Array, code_values
 from ptxproof.ptx import instructions
 from ptxproof.translation import translate
@@ -280,20 +279,23 @@ def test_float32_to_e4m3(sm: int, ways: Ways) -> None:
         assert (got == codes * 0x101).all()
 
 
-def matrices_of(a: Words, b: Words) -> tuple[Array, Array]:
-    """A ``[16, 32]`` and B ``[32, 8]`` of E4M3, element by element as the manual places them: ``a[lane, register]``."""
-    values = code_values("e4m3")
-    left, right = np.zeros((16, 32)), np.zeros((32, 8))
+def matrices_of(a: Words, b: Words, kind: str = "e4m3") -> tuple[Array, Array]:
+    """A ``[16, 32]`` and B ``[32, 8]`` of E4M3, or with 64 columns of E2M1, element by element as the manual places
+    them: ``a[lane, register]``."""
+    values = code_values(kind)
+    each = 8 if kind == "e2m1" else 4  # numbers of a word
+    bits = 32 // each
+    left, right = np.zeros((16, 8 * each)), np.zeros((8 * each, 8))
     for lane in range(32):
         group, place = lane // 4, lane % 4
-        for register in range(4):
-            for byte in range(4):
+        for at in range(each):
+            for register in range(4):
                 row = group + (8 if register % 2 else 0)
-                column = place * 4 + byte + (16 if register >= 2 else 0)
-                left[row, column] = values[int(a[lane, register]) >> 8 * byte & 255]
-        for register in range(2):
-            for byte in range(4):
-                right[place * 4 + byte + 16 * register, group] = values[int(b[lane, register]) >> 8 * byte & 255]
+                column = place * each + at + (4 * each if register >= 2 else 0)
+                left[row, column] = values[int(a[lane, register]) >> bits * at & (1 << bits) - 1]
+            for register in range(2):
+                code = int(b[lane, register]) >> bits * at & (1 << bits) - 1
+                right[place * each + at + 4 * each * register, group] = values[code]
     return left, right
 
 
@@ -304,11 +306,7 @@ def spread_of(result: Array) -> Array:
     )
 
 
-BLOCK_SCALED = (
-    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0 "
-    "{%o0, %o1, %o2, %o3}, {%i0, %i1, %i2, %i3}, {%i4, %i5}, {%i6, %i7, %i8, %i9}, "
-    "%i10, {BYTE_A, THREAD_A}, %i11, {BYTE_B, THREAD_B};"
-)
+BLOCK_SCALED = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0"
 
 
 def scaled_case(seed: int, byte_a: int, thread_a: int, byte_b: int, thread_b: int) -> tuple[str, Words, Array, Array]:
@@ -317,9 +315,7 @@ def scaled_case(seed: int, byte_a: int, thread_a: int, byte_b: int, thread_b: in
     words[:, :6] &= np.uint32(0xBFBFBFBF)  # no NaN among the codes
     words[:, 6:10] = generator.normal(0, 1, (32, 4)).astype(np.float32).view(np.uint32)
     words[:, 10:] = generator.integers(110, 140, (32, 2, 4)).astype(np.uint8).reshape(32, 8).view(np.uint32)
-    body = re.sub(r"BYTE_A|THREAD_A|BYTE_B|THREAD_B", lambda found: str(
-        {"BYTE_A": byte_a, "THREAD_A": thread_a, "BYTE_B": byte_b, "THREAD_B": thread_b}[found[0]]
-    ), BLOCK_SCALED)  # fmt: skip
+    body = scaled_mma(BLOCK_SCALED, byte_a, thread_a, byte_b, thread_b)
     a_bytes = words[:, 10].copy().view(np.uint8).reshape(32, 4)[:, byte_a]
     b_bytes = words[:, 11].copy().view(np.uint8).reshape(32, 4)[:, byte_b]
     rows = np.array([a_bytes[4 * (row % 8) + 2 * thread_a + row // 8] for row in range(16)], np.float64)
@@ -381,3 +377,68 @@ def test_fp8_mma(sm: int, ways: Ways) -> None:
     size = spread_of(np.abs(left) @ np.abs(right)) + 1
     for got in ways.both(body, words, 4, sm):
         assert (np.abs(floats(got) - wanted) <= ways.sum_error * size).all()
+
+
+def nvfp4_words(seed: int) -> Words:
+    """Every E2M1 code, and scales that are numbers. Their highest bit is not used."""
+    generator = np.random.default_rng(seed)
+    words = random_words(12, seed)
+    words[:, 6:10] = generator.normal(0, 100, (32, 4)).astype(np.float32).view(np.uint32)
+    scales = generator.integers(0, 127, (32, 8)) + generator.choice([0, 128], (32, 8))
+    words[:, 10:] = scales.astype(np.uint8).view(np.uint32)
+    return words
+
+
+def nvfp4_near(got: Words, words: Words, thread_a: int = 0, thread_b: int = 0) -> bool:
+    """Whether all of D is the addend and the four groups, up to the rounding of their sum."""
+    left, right = matrices_of(words[:, :4], words[:, 4:6], "e2m1")
+    codes = np.ascontiguousarray(words[:, 10:]).view(np.uint8).reshape(32, 2, 4)
+    scales = code_values("e4m3")[codes & 127]  # [lane, A or B, group]
+    rows = np.array([scales[4 * (row % 8) + 2 * thread_a + row // 8, 0] for row in range(16)])
+    columns = np.array([scales[4 * column + thread_b, 1] for column in range(8)])
+    terms = [floats(words[:, 6:10]).astype(np.float64)]
+    for group in range(4):
+        here = slice(16 * group, 16 * group + 16)
+        terms.append(spread_of(left[:, here] @ right[here] * rows[:, None, group] * columns[None, :, group]))
+    ours, wanted, size = floats(got), np.sum(terms, 0), np.sum(np.abs(terms), 0)
+    return bool(((np.abs(ours - wanted) <= 2.0**-22 * size) | (np.isnan(ours) & np.isnan(wanted))).all())
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("threads", [(0, 0), (1, 3), (0, 2)], ids=str)
+def test_nvfp4_mma(threads: tuple[int, int], sm: int, ways: Ways) -> None:
+    """Every element of every lane, all bytes of a scale and all lanes that may hold one."""
+    words = nvfp4_words(sum(threads))
+    for got in ways.both(scaled_mma(NVFP4_MMA, thread_a=threads[0], thread_b=threads[1]), words, 4, sm):
+        assert nvfp4_near(got, words, *threads)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_every_nvfp4_scale(sm: int, ways: Ways) -> None:
+    """A NaN (127) reaches its row or its column alone. The lanes that hold no scale have NaN."""
+    rows, columns = np.arange(16), np.arange(8)
+    for first in range(0, 128, 32):
+        words = nvfp4_words(first)
+        words[:, 10:] = 0x7F7F7F7F
+        codes = (2 * first + np.arange(64)) % 128, first + np.arange(32)
+        scales = [each.astype(np.uint8).view(np.uint32) for each in codes]
+        words[4 * (rows % 8) + rows // 8, 10], words[4 * columns, 11] = scales
+        for got in ways.both(scaled_mma(NVFP4_MMA), words, 4, sm):
+            assert nvfp4_near(got, words)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "shfl.sync.bfly.b32 %i10, %i10, 1, 31, -1;",  # rows g and g + 8
+        "shfl.sync.bfly.b32 %i10, %i10, 4, 31, -1;",  # rows g and g + 1
+        "shfl.sync.bfly.b32 %i11, %i11, 4, 31, -1;",  # columns g and g + 1
+        "prmt.b32 %i10, %i10, 0, 0x3201;",  # bytes 0 and 1
+        "prmt.b32 %i11, %i11, 0, 0x2310;",  # bytes 2 and 3
+    ],
+    ids=["half of rows", "row", "column", "byte of A", "byte of B"],
+)
+def test_a_wrong_nvfp4_scale_shows(fault: str, ways: Ways) -> None:
+    words = nvfp4_words(3)
+    for got in ways.both(f"{fault} {scaled_mma(NVFP4_MMA)}", words, 4, 90):
+        assert not nvfp4_near(got, words)

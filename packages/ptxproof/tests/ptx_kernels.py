@@ -55,6 +55,15 @@ def block_kernel(body: str, num_in: int, num_out: int, sm: str, threads: int) ->
 """
 
 
+def scaled_mma(opcode: str, byte_a: int = 0, thread_a: int = 0, byte_b: int = 0, thread_b: int = 0) -> str:
+    """A block-scaled product: A is ``%i0 .. %i3``, B ``%i4`` and ``%i5``, C ``%i6 .. %i9``, the scales ``%i10`` and
+    ``%i11``."""
+    return (
+        f"{opcode} {{%o0, %o1, %o2, %o3}}, {{%i0, %i1, %i2, %i3}}, {{%i4, %i5}}, {{%i6, %i7, %i8, %i9}}, "
+        f"%i10, {{{byte_a}, {thread_a}}}, %i11, {{{byte_b}, {thread_b}}};"
+    )
+
+
 def run_warp(ptx: str, words: Words, num_out: int) -> Words:
     """``words [32, inputs]`` → ``[32, outputs]``, in the interpreter."""
     return run_block(ptx, words, num_out)

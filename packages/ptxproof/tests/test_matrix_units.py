@@ -9,10 +9,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ptx_kernels import Words, run_warp, warp_kernel
+from ptx_kernels import Words, run_warp, scaled_mma, warp_kernel
 from ptxproof.errors import Unsupported
+from ptxproof.instructions import NVFP4_MMA
 from ptxproof.interpreter.numbers import Array, code_values, from_bf16
-from ptxproof.interpreter.products import Rows, dot_add
+from ptxproof.interpreter.products import Rows, dot_add, grouped_dot_add
 from ptxproof.matrix_units import MmaUnit, Summation, summation
 
 LANES = np.arange(32)
@@ -26,28 +27,27 @@ def mma(kind: str, k: int) -> str:
     )
 
 
-SCALED = (
-    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0 "
-    "{%o0, %o1, %o2, %o3}, {%i0, %i1, %i2, %i3}, {%i4, %i5}, {%i6, %i7, %i8, %i9}, %i10, {0, 0}, %i11, {0, 0};"
-)
+SCALED = {
+    "e4m3": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0",
+    "e2m1": NVFP4_MMA,
+}
 
 
 def encode(values: Array, kind: str) -> Array:
-    """Numbers that the type holds exactly, as codes."""
+    """Numbers that the type holds exactly, as codes; of E2M1 two in a byte."""
     if kind == "bf16":
         return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if kind == "f16":
         return np.asarray(values, np.float16).view(np.uint16)
-    codes = np.array([int(np.flatnonzero(value == code_values("e4m3"))[0]) for value in np.ravel(values)], np.uint8)
-    return codes.reshape(np.shape(values))
+    codes = np.array([int(np.flatnonzero(value == code_values(kind))[0]) for value in np.ravel(values)], np.uint8)
+    return codes[::2] | codes[1::2] << 4 if kind == "e2m1" else codes.reshape(np.shape(values))
 
 
-def one_row(kind: str, k: int, a: Array, b: Array, c: float, scales: tuple[int, int] = (127, 127)) -> Words:
+def one_row(kind: str, a: Array, b: Array, c: float, scales: tuple[int, int] = (127, 127)) -> Words:
     """All rows of A are ``a``, all columns of B are ``b``, all of C is ``c``: words of all lanes."""
-    each = k // 8  # neighbours of one lane in each half
 
     def register(codes: Array, half: int) -> Array:
-        return np.concatenate([codes[half * k // 2 + each * t :][:each].view(np.uint32) for t in LANES % 4])
+        return codes.view(np.uint32)[4 * half + LANES % 4]
 
     left, right = encode(a, kind), encode(b, kind)
     columns = [register(left, 0), register(left, 0), register(left, 1), register(left, 1)]
@@ -59,10 +59,10 @@ def one_row(kind: str, k: int, a: Array, b: Array, c: float, scales: tuple[int, 
 
 def run(sm: str, kind: str, a: list[float], b: list[float], c: float, scales: tuple[int, int] | None = None) -> float:
     """The one number that all of D is; A and B are filled up with zeros."""
-    k = 16 if kind != "e4m3" else 32
+    k = {"e4m3": 32, "e2m1": 64}.get(kind, 16)
     padded = [np.array(values + [0.0] * (k - len(values))) for values in (a, b)]
-    words = one_row(kind, k, padded[0], padded[1], c, scales or (127, 127))
-    body = SCALED if scales else mma(kind, k)
+    words = one_row(kind, padded[0], padded[1], c, scales or (127, 127))
+    body = scaled_mma(SCALED[kind]) if scales else mma(kind, k)
     got = run_warp(warp_kernel(body, words.shape[1], 4, sm), words, 4).view(np.float32)
     assert (got.view(np.uint32) == got.view(np.uint32)[0, 0]).all()
     return float(got[0, 0])
@@ -119,11 +119,41 @@ def test_block_scales_move_the_products_before_they_are_aligned() -> None:
     assert math.isnan(run("sm_121a", "e4m3", [1.0], [1.0], 0.0, (255, 0)))
 
 
+def groups(*given: list[float]) -> list[float]:
+    return [value for group in given for value in group + [0.0] * (16 - len(group))]
+
+
+def test_groups_of_fp4_are_summed_exactly_and_aligned_by_their_scales() -> None:
+    def fp4(a: list[float], c: float, sm: str = "sm_120a") -> float:
+        return run(sm, "e2m1", a, [1.0] * 64, c, (scale, scale))
+
+    scale = int(encode(np.array([256.0, 256.0, 2.0**-9, 1.0]), "e4m3").view(np.uint32)[0])
+    # Sums of 2^16 and -2^16: of the rest as much is left as 35 bits below 2^16 hold.
+    assert fp4(groups([1.0], [-1.0]), 2.0**-19) == 2.0**-19
+    assert fp4(groups([1.0], [-1.0]), 2.0**-20) == 0.0
+    assert fp4(groups([1.0], [-1.0], [0.5]), 2.0**-19, "sm_121a") == 2.0**-18
+    # The exponent is that of the scales also of 96 · 2^16, and of a sum that vanishes, but not of nothing but zeros.
+    assert fp4(groups([6.0] * 16, [-6.0] * 16), 2.0**-19) == 2.0**-19
+    assert fp4(groups([6.0, -6.0]), 2.0**-20) == 0.0
+    assert fp4(groups([]), 2.0**-20) == 2.0**-20
+    # An addend of -2^20 cuts sums off at 2^-15.
+    assert fp4(groups([4.0] * 4, [], [6.0, 2.0]), -(2.0**20)) == 2.0**-15
+    assert fp4(groups([4.0] * 4, [], [6.0, 1.5]), -(2.0**20)) == 0.0
+    # The result has 23 fraction bits, and what is below them is cut off: 32 - 2^-19 and no 32.
+    assert fp4(groups([], [], [-0.5]), 32.0) == 32.0 - 2.0**-19
+    # The highest bit of a scale is not used. 0x7F is NaN, with zeros too.
+    assert run("sm_120a", "e2m1", [3.0], [-2.0], 1.0, (0x38383838, 0xB8B8B8B8)) == -5.0
+    assert fp4(groups([1.0]), math.inf) == math.inf
+    for scales in ((0x38383838, 0x7F383838), (0x38FF3838, 0x38383838)):
+        words = one_row("e2m1", np.zeros(64), np.zeros(64), 1.0, scales)
+        assert (run_warp(warp_kernel(scaled_mma(NVFP4_MMA), 12, 4, "sm_120a"), words, 4) == 0x7FFFFFFF).all()
+
+
 def test_infinities_and_overflow() -> None:
     assert run("sm_90a", "bf16", [2.0**127], [2.0**127], 0.0) == math.inf
     assert run("sm_90a", "bf16", [-(2.0**64)], [2.0**64], 0.0) == -math.inf
     assert run("sm_90a", "f16", [math.inf, 1.0], [1.0, 1.0], 0.0) == math.inf
-    words = one_row("f16", 16, np.array([math.inf] + [0.0] * 15), np.zeros(16), 0.0)
+    words = one_row("f16", np.array([math.inf] + [0.0] * 15), np.zeros(16), 0.0)
     got = run_warp(warp_kernel(mma("f16", 16), words.shape[1], 4, "sm_90a"), words, 4)
     assert (got == 0x7FFFFFFF).all()
 
@@ -140,11 +170,26 @@ def one_sum(a: Array, b: Array, c: float, kind: str, how: Summation, scale: int)
         for x, y in zip(a[here], b[here], strict=True):
             place = exponent(x, SMALLEST[kind]) + exponent(y, SMALLEST[kind]) + scale
             terms.append((Fraction(float(x)) * Fraction(float(y)) * Fraction(2) ** scale, place))
-        unit = Fraction(2) ** (max(place for _, place in terms) - how.fraction_bits)
-        total = sum((math.trunc(term / unit) * unit for term, _ in terms), Fraction(0))
-        step = Fraction(2) ** (exponent(float(total), -126) - how.result_bits)
-        c = float(math.trunc(total / step) * step)
+        c = cut_sum(terms, how)
     return c
+
+
+def one_grouped_sum(a: Array, b: Array, c: float, scales: Array, how: Summation) -> float:
+    """Of FP4: ``scales [2, groups]``."""
+    terms = [(Fraction(c), exponent(c, -126))]
+    for group, (x, y) in enumerate(scales.T):
+        here = slice(16 * group, 16 * group + 16)
+        total = Fraction(float(a[here] @ b[here])) * Fraction(float(x)) * Fraction(float(y))
+        terms.append((total, exponent(x, -6) + exponent(y, -6) if (a[here] * b[here]).any() else -126))
+    return cut_sum(terms, how)
+
+
+def cut_sum(terms: list[tuple[Fraction, int]], how: Summation) -> float:
+    """Of terms and their exponents."""
+    unit = Fraction(2) ** (max(place for _, place in terms) - how.fraction_bits)
+    total = sum((math.trunc(term / unit) * unit for term, _ in terms), Fraction(0))
+    step = Fraction(2) ** (exponent(float(total), -126) - how.result_bits)
+    return float(math.trunc(total / step) * step)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +223,24 @@ def test_random_numbers_follow_the_model(sm: int, unit: MmaUnit, kind: str) -> N
             left, right = values[0][at[0], at[1]], values[1][at[0], at[2]]
             wanted = one_sum(left, right, float(addend[at]), kind, how, scale)
             assert float(got[at]) == wanted, (at, spread)
+
+
+def test_random_fp4_follows_the_model() -> None:
+    generator = np.random.default_rng(4)
+    how = summation(120, MmaUnit.MMA_BLOCK_SCALED_4)
+    for zeros in (0.0, 0.9):
+        codes = generator.integers(0, 16, (2, 3, 4, 64)).astype(np.uint8)
+        codes[generator.random(codes.shape) < zeros] = 0
+        scales = generator.integers(0, 127, (2, 3, 4, 4)).astype(np.uint8)
+        addend = (generator.normal(0, 1, (3, 4, 4)) * 2.0 ** generator.integers(-30, 30, (3, 4, 4))).astype(np.float32)
+        a, b = (Rows.decode(each, "e2m1") for each in codes)
+        of_a, of_b = (Rows.decode(each, "e4m3") for each in scales)
+        got = grouped_dot_add(a, b, addend, how, of_a, of_b)
+        for at in np.ndindex(3, 4, 4):
+            row, column = at[:2], at[::2]
+            both = np.stack([of_a.values[row], of_b.values[column]])
+            wanted = one_grouped_sum(a.values[row], b.values[column], float(addend[at]), both, how)
+            assert float(got[at]) == wanted, at
 
 
 def test_what_nobody_has_published_is_refused_or_says_what_stands_in() -> None:

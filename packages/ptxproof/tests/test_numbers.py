@@ -32,6 +32,11 @@ def test_every_code_has_torchs_value(kind: str) -> None:
     assert (np.signbit(found) == np.signbit(want))[signs].all()
 
 
+def test_every_e2m1_code() -> None:
+    positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    np.testing.assert_array_equal(code_values("e2m1"), positive + [-value for value in positive])
+
+
 KERNEL = """
 import numpy as np
 from cases_instructions import FLOAT, MATRIX

@@ -65,6 +65,11 @@ def encode(x: Tensor, row_scales: Tensor | None = None) -> BlockScaled:
     return BlockScaled(pack_nibbles(codes.flatten(-2)), scales, NVFP4, row_scales)
 
 
+def encode_rows(x: Tensor) -> BlockScaled:
+    """``x [rows, K]`` with a float32 scale of its own for each row, as activations have it."""
+    return encode(x, global_scales(row_peaks(x)[:, None])[:, 0])
+
+
 def _finite_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks in float32, zeros where one is not finite, and which are."""
     blocks = split_blocks(x, NVFP4).float()

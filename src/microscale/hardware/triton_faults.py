@@ -35,8 +35,10 @@ class TritonForm(StrEnum):
 USED_BY: dict[str, frozenset[TritonForm]] = {
     "grouped experts": frozenset({TritonForm.DOT}),
     "grouped experts, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
+    "grouped experts, NVFP4": frozenset({TritonForm.SCALED_E2M1}),
     "dense GEMM": frozenset({TritonForm.DOT}),
     "dense GEMM, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
+    "dense GEMM, NVFP4": frozenset({TritonForm.SCALED_E2M1}),
     "gated delta rule": frozenset({TritonForm.DOT}),
     # The assembly decodes FP8 keys and values.
     "paged attention": frozenset({TritonForm.DOT, TritonForm.PACKED_ASM}),

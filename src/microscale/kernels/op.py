@@ -40,6 +40,12 @@ class Activations(StrEnum):
     FLOAT32 = "float32"
     BF16 = "bf16"
     MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+    @property
+    def narrow(self) -> bool:
+        """Quantised on their way into the matrix unit."""
+        return self in (Activations.MXFP8, Activations.NVFP4)
 
     @property
     def itemsize(self) -> int:
@@ -48,7 +54,7 @@ class Activations(StrEnum):
 
 
 def torch_dtype(activations: Activations) -> torch.dtype:
-    """The type in which activations travel between ops; MXFP8 ones travel as bfloat16 and are quantised inside."""
+    """The type in which activations travel between ops; narrow ones travel as bfloat16 and are quantised inside."""
     return torch.float32 if activations is Activations.FLOAT32 else torch.bfloat16
 
 

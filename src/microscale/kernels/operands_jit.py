@@ -19,6 +19,8 @@ scales up to 2**65 fit, and products with ordinary activations stay clear of flo
 columns leave six significant bits, the bf16 factors of FP8 blocks are rounded away once; the float32 scales of their
 rows belong to the sums (``row_scales``).
 ``e4m3``: E2M1 becomes E4M3 * 2**6, and both operands keep their scales for the block-scaled matrix instruction.
+``e2m1``, of NVFP4 and NVFP4: codes stay as they are, packed along K. A packed word's eight columns become the nibbles
+2, 0, 6, 4, 3, 1, 7, 5, from the lowest bits up, and ``nvfp4_jit`` packs tokens in that order.
 
 Inline assembly takes one word at a time (``pack=1``): which elements a larger pack would get is not specified, and
 Triton moves broadcasts behind elementwise operations, assembly included.
@@ -35,6 +37,7 @@ import triton
 import triton.language as tl
 
 from microscale.kernels.mxfp8_jit import decode_e4m3
+from microscale.kernels.nvfp4_jit import decode_e2m1, decode_scales
 from microscale.kernels.plain_jit import to_bf16
 
 _UNSCALE: tl.constexpr = tl.constexpr(2.0**64)
@@ -43,6 +46,7 @@ _E2M1_IN_E4M3: tl.constexpr = tl.constexpr(2.0**6)
 _E2M1_EXPONENT: tl.constexpr = tl.constexpr(62)
 _E4M3_EXPONENT: tl.constexpr = tl.constexpr(56)
 # NVFP4's packed scale << 4 as a bf16 factor, twice: its exponents are biased by 10, and 127 - 10 + 62 are missing.
+_E5M3_EXPONENT: tl.constexpr = tl.constexpr((127 - 10) << 3)  # the same for float32, in front of its exponent's bits
 _NVFP4_FACTOR: tl.constexpr = tl.constexpr(179 * 0x00800080)
 # Two bf16 numbers times two others; adding -0 keeps signed zeros. The plain bf16x2 product exists from SM90 on only.
 _MULTIPLY: tl.constexpr = tl.constexpr("""{
@@ -114,6 +118,14 @@ def e2m1_to_e4m3(q):
 
 
 @triton.jit
+def e2m1_to_nibbles(q):
+    """A packed word of E2M1 → its codes as nibbles, columns 2, 0, 6, 4, 3, 1, 7, 5 from the lowest bits up."""
+    rotated = (q >> 6) | (q << 26)
+    nibbles = (q & 0x78077807) | (rotated & 0x80088008) | ((q >> 2) & 0x01700170)
+    return nibbles | ((q >> 8) & 0x00800080) | ((q << 6) & 0x06000600)
+
+
+@triton.jit
 def _scale_bytes(s, R: tl.constexpr, T: tl.constexpr):
     """Scale words [R, T * 8] → [R, T, 8 = g, 4 = (G h)], one byte in each uint32."""
     return (s.reshape(R, T, 8, 1) >> (8 * tl.arange(0, 4))) & 0xFF
@@ -177,6 +189,18 @@ def e4m3_weights(q, s, BITS: tl.constexpr, R: tl.constexpr, T: tl.constexpr, PLA
 
 
 @triton.jit
+def e2m1_weights(q, s, R: tl.constexpr, T: tl.constexpr, PLAIN: tl.constexpr):
+    """Words of R x T tiles and pairs of their scale words (uint64) → E2M1 [16 R, 32 T], two to a byte, and scales
+    [16 R, 4 T] in E4M3 (PLAIN: float32)."""
+    b = ((s.reshape(R, T, 8, 1) >> (8 * tl.arange(0, 8))) & 0xFF).to(tl.uint32).reshape(R, T, 8, 2, 2, 2)  # g p G h
+    b = b.permute(0, 5, 2, 1, 4, 3).reshape(16 * R, 4 * T)  # R h g | T G p
+    scales = ((b + _E5M3_EXPONENT) << 20).to(tl.float32, bitcast=True)
+    w = word_bytes(e2m1_to_nibbles(q.reshape(R, T, 8, 4, 2, 2)), PLAIN)  # R T g t G h j
+    w = w.permute(0, 5, 2, 1, 4, 3, 6).reshape(16 * R, 32 * T)
+    return w, scales if PLAIN else scales.to(tl.float8e4nv)
+
+
+@triton.jit
 def bf16_tokens(x):
     """bf16 [M, K] in column order → fragment order."""
     M: tl.constexpr = x.shape[0]
@@ -211,6 +235,18 @@ def dot_scaled(w, w_scale, x, x_scale, acc, PLAIN: tl.constexpr):
 
 
 @triton.jit
+def dot_nvfp4(w, w_scale, x, x_words, acc, PLAIN: tl.constexpr):
+    """acc [N, M] += W [N, K] @ x [M, K].T, both E2M1 under E4M3 scales per 16 columns; x's as one word of eight."""
+    x_scale = ((x_words[:, None] >> (8 * tl.arange(0, 8))[None, :]) & 0xFF).to(tl.uint8)
+    if PLAIN:
+        x = decode_e2m1(x, decode_scales(x_scale)).trans()
+        return tl.dot(decode_e2m1(w, w_scale), x, acc, input_precision="ieee")
+    else:
+        x_scale = x_scale.to(tl.float8e4nv, bitcast=True)
+        return tl.dot_scaled(w, w_scale, "e2m1", x.trans(), x_scale, "e2m1", acc)
+
+
+@triton.jit
 def x_scales(words, left):
     """Scale words [M] of 128 columns → bytes [M, 4]. Of those past the ``left`` last columns nobody wrote a scale, and
     they might say NaN: 0 means 2**-127, times codes that read as zero."""
@@ -220,8 +256,8 @@ def x_scales(words, left):
 
 
 @triton.jit
-def unscale(acc, BITS: tl.constexpr, MX: tl.constexpr):
+def unscale(acc, BITS: tl.constexpr, ROW_SCALES: tl.constexpr, MX: tl.constexpr):
     if MX:
-        return acc * _E2M1_IN_E4M3 if BITS == 4 else acc
+        return acc * _E2M1_IN_E4M3 if BITS == 4 and not ROW_SCALES else acc
     else:
         return acc * _UNSCALE

@@ -12,7 +12,7 @@ AUTO = "auto"
 PRECISION_NAMES = ("exact", "balanced", "fast", AUTO)
 LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
 LAYER_FORMATS = ("bf16", "fp8", "mxfp4", "mxfp8", "nvfp4")
-MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
+MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8", "nvfp4")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 
 

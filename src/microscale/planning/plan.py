@@ -109,7 +109,7 @@ def _decide(use: Use, setup: Setup) -> tuple[Decision, ...]:
     spec = precision.applied(use.layer, use.spec)
     specs = [replace(spec, tokens=tokens) for tokens in BUCKETS]
     weighted = use.op in ("moe", "dense")
-    activations = precision.activations(use.op, setup.activations) if weighted else ()
+    activations = precision.activations(use.op, setup.activations, spec.weight_format) if weighted else ()
     freedom = Freedom(activations, use.count, setup.kv_size)
     decisions = decide_layer(use.op, use.layer, specs, setup.gpu, setup.preference, freedom)
     kept = precision.keeps_own(use.layer, use.spec)
@@ -123,13 +123,14 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
     """The option that prevents the use and its nearest value with which the use can run."""
     precision = setup.precision
     tries: list[tuple[str, str, Precision]] = []
-    if use.op == "moe" and precision.moe_activations == "mxfp8":
+    if use.op == "moe" and precision.moe_activations not in ("auto", "bf16"):
         other = replace(precision, moe_activations="bf16")
-        tries.append(("--moe-activations mxfp8", "--moe-activations bf16", other))
+        tries.append((f"--moe-activations {precision.moe_activations}", "--moe-activations bf16", other))
     if use.op == "moe" and setup.preference.moe_backend is not None and precision.moe_activations == "auto":
-        other = replace(precision, moe_activations="mxfp8")
         asked = f"--moe-backend {setup.preference.moe_backend}"
-        tries.append((asked, f"{asked} --moe-activations mxfp8", other))
+        for narrow in ("mxfp8", "nvfp4"):
+            other = replace(precision, moe_activations=narrow)
+            tries.append((asked, f"{asked} --moe-activations {narrow}", other))
     own = getattr(use.spec, "weight_format", None)
     # A BF16 checkpoint's experts run in no format of their own.
     if own is not None and (precision.format_of(use.layer, own) != own or (use.op, own) == ("moe", "bf16")):

@@ -2,9 +2,10 @@
 
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
-meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
-``exact`` refuses them. A precision never widens what a checkpoint stores narrower, and never rounds it to another
-format of as many bits: a checkpoint in FP8 keeps its weights in ``balanced``, one in NVFP4 in ``fast`` too.
+meet MXFP8 activations too, and keeps the KV cache in FP8. NVFP4 weights meet NVFP4 activations there. Both hold BF16
+experts, for which no kernel is, in MXFP8; ``exact`` refuses them. A precision never widens what a checkpoint stores
+narrower, and never rounds it to another format of as many bits: a checkpoint in FP8 keeps its weights in ``balanced``,
+one in NVFP4 in ``fast`` too.
 
 One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.errors import BadSetting, Unsupported
-from microscale.formats import BLOCK, FORMATS
+from microscale.formats import BLOCK, FORMATS, NVFP4
 from microscale.kernels.numbers import FRAGMENT_ROWS
 from microscale.kernels.op import Activations
 from microscale.planning.option_values import (
@@ -48,11 +49,13 @@ class Precision:
     """(layer, format); layers that are not named keep their own format."""
     mx_activations: tuple[str, ...] = ()
     """Ops that may quantise their activations to MXFP8 where that is faster."""
+    nvfp4_activations: bool = False
+    """Whether they may quantise them to NVFP4 where weights are NVFP4, likewise."""
     kv: str = "bf16"
     chosen: tuple[tuple[str, str], ...] = ()
     """(layer, format) that the user asked for by ``--layer-format``; they go before ``formats``."""
     moe_activations: str = "auto"
-    """``--moe-activations``: ``bf16`` and ``mxfp8`` are preferences, ``auto`` is the precision's."""
+    """``--moe-activations``: ``bf16``, ``mxfp8`` and ``nvfp4`` are preferences, ``auto`` is the precision's."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``: likewise."""
     where_it_fits: bool = False
@@ -95,13 +98,14 @@ class Precision:
             return f"needs {needs}, not {spec.rows} and {spec.columns}; {layer} stays {own}"
         return None
 
-    def activations(self, op: str, base: Activations) -> tuple[Activations, ...]:
+    def activations(self, op: str, base: Activations, weight_format: str) -> tuple[Activations, ...]:
         """The formats in which activations may meet the weights of an op, the most exact first."""
         if op == "moe" and self.moe_activations != "auto":
-            return (Activations.MXFP8,) if self.moe_activations == "mxfp8" else (base,)
-        if op in self.mx_activations and base is Activations.BF16:
-            return base, Activations.MXFP8
-        return (base,)
+            return (base,) if self.moe_activations == "bf16" else (Activations(self.moe_activations),)
+        if op not in self.mx_activations or base is not Activations.BF16:
+            return (base,)
+        nvfp4 = self.nvfp4_activations and weight_format == NVFP4.name
+        return base, Activations.NVFP4 if nvfp4 else Activations.MXFP8
 
     def of_draft_head(self, quantization: str | None = None, lm_head: str | None = None) -> Precision:
         """The precision of a model's draft head: the model's KV cache and the checkpoint's formats, except that BF16
@@ -109,7 +113,9 @@ class Precision:
         formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
         formats += (_EXPERTS,)
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
-        return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
+        return replace(
+            self, formats=formats, mx_activations=(), nvfp4_activations=False, chosen=chosen, where_it_fits=True
+        )
 
     def named(self, name: str) -> Precision:
         """Another of ``PRECISIONS`` with what the user changed of this one."""
@@ -169,7 +175,7 @@ PRECISIONS: dict[str, Precision] = {
     for precision in (
         Precision("exact"),
         Precision("balanced", (*((layer, "mxfp8") for layer in _DENSE), _EXPERTS), ("moe",)),
-        Precision("fast", (*((layer, "mxfp4") for layer in _DENSE), _EXPERTS), ("moe", "dense"), kv="fp8"),
+        Precision("fast", (*((layer, "mxfp4") for layer in _DENSE), _EXPERTS), ("moe", "dense"), True, kv="fp8"),
     )
 }
 EXACT = PRECISIONS["exact"]

@@ -17,13 +17,14 @@ from microscale.kernels.dense.fragments import (
     TritonMxfp8,
     TritonMxfp8A8,
     TritonNvfp4,
+    TritonNvfp4A4,
 )
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
 from microscale.kernels.moe.bf16_activations import TritonFp8BlockA16, TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.dequantized import DequantizedMoe
-from microscale.kernels.moe.mxfp8_activations import TritonW4A8, TritonW8A8
+from microscale.kernels.moe.narrow_activations import TritonW4A4, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation
@@ -46,6 +47,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonFp8BlockA16(),
     TritonW4A8(),
     TritonW8A8(),
+    TritonW4A4(),
     ReferenceDense(),
     DequantizedDense(),
     TritonBf16(),
@@ -56,6 +58,7 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonFp8Block(),
     TritonMxfp8A8(),
     TritonMxfp4A8(),
+    TritonNvfp4A4(),
     ReferenceAttention(),
     PagedAttention(),
     ReferenceRecurrent(),

@@ -82,7 +82,7 @@ def test_a_cost_that_was_measured_without_the_cards_activations_is_unknown() -> 
     """It was measured on a CPU, whose activations are float32; large batches on a GB10 quantise them to MXFP8."""
     name, sentence = settled("demo", "gb10")
     assert name == "exact"
-    assert "measured only without the MXFP8 activations that it uses on this GPU" in sentence
+    assert "measured only without the narrow activations that it uses on this GPU" in sentence
 
 
 def test_auto_with_another_format_option_stays_with_exact() -> None:

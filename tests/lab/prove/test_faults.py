@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
-from lab.prove.test_interpret import problem, run_grouped, run_small_batch
+from lab.prove.test_interpret import expected_nvfp4, problem, run_grouped, run_small_batch
 from microscale.hardware import known
 from microscale.hardware.tiles.gemm import GemmPath, possible
 from microscale.kernels.attention.paged import PagedAttention
@@ -74,6 +74,10 @@ def _gemm(fmt: str, path: GemmPath, edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 def grouped_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
     return run_grouped(GPU, "nvfp4", False, edit), problem(20, "nvfp4")[1].expected()
+
+
+def block_scaled_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
+    return run_grouped(GPU, "nvfp4", True, edit), expected_nvfp4(problem(20, "nvfp4")[1])
 
 
 def one_token_nvfp4(edit: Edit | None) -> tuple[Tensor, Tensor]:
@@ -153,6 +157,10 @@ WRONG_NUMBERS = [
     Seeded("nibbles swapped", grouped_nvfp4, "down", nibbles_swapped("words_ptr")),
     Seeded("nibbles swapped", one_token_nvfp4, "down_direct", nibbles_swapped("w_ptr")),
     Seeded("one K tile too few", grouped_nvfp4, "gate_up", tile_left_out),
+    Seeded("scales of another row", block_scaled_nvfp4, "gate_up", of_another_lane("scales_ptr", 4)),
+    Seeded("scales of another token", block_scaled_nvfp4, "down", of_another_lane("hs_ptr", 4)),
+    Seeded("nibbles swapped", block_scaled_nvfp4, "down", nibbles_swapped("words_ptr")),
+    Seeded("one K tile too few", block_scaled_nvfp4, "gate_up", tile_left_out),
     Seeded("one K tile too few", dense_nvfp4, "gemm", tile_left_out),
     Seeded("scales of another row", grouped_fp8_block, "gate_up", of_another_lane("scales_ptr", 4)),
     Seeded("scales of another row", dense_fp8_block, "gemm", of_another_lane("scales_ptr", 4)),
@@ -189,6 +197,7 @@ UNORDERED = [
     Seeded("no barrier", prefill, "attend_long", removed(BARRIER, 5)),
     Seeded("no wait for a copy", grouped, "gate_up", removed(WAIT)),
     Seeded("no wait for a copy", block_scaled, "down", removed(WAIT)),
+    Seeded("no wait for a copy", block_scaled_nvfp4, "gate_up", removed(WAIT)),
     Seeded("no wait for a copy", dense, "gemm", removed(WAIT)),
     Seeded("no wait for a copy", decode, "attend_short", removed(WAIT, 1)),
     Seeded("no wait for a copy", prefill, "attend_long", removed(WAIT)),

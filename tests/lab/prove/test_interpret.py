@@ -24,6 +24,7 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.spec import MoeSpec, Routing
+from microscale.kernels.narrow import nvfp4
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
@@ -67,7 +68,7 @@ def started(
 
 def run_grouped(gpu: Gpu, fmt: str, block_scaled: bool, edit: Edit | None = None) -> Tensor:
     case, given = problem(20, fmt)
-    tile = next(iter(possible(grouped.gemm_path(block_format(fmt).bits, block_scaled), gpu)))
+    tile = next(iter(possible(grouped.gemm_path(block_format(fmt).bits, block_scaled, fmt == "nvfp4"), gpu)))
     with interpreted(gpu.sm, edit) as ran:
         y = grouped.run(given.packed, case.gate, given.x, given.routing, gpu, block_scaled=block_scaled, tile=tile)
     assert ran
@@ -128,6 +129,19 @@ def test_block_scaled_experts(fmt: str) -> None:
     gpu = known("gb10")
     assert gpu.has(Feature.MX_MMA)
     check_rounded(run_grouped(gpu, fmt, True), problem(20, fmt)[1].expected_quantised(), "bf16", 3)
+
+
+def expected_nvfp4(given: ExpertsProblem) -> Tensor:
+    """Where the gate's output is in NVFP4 too."""
+    return given.expected_quantised(nvfp4, nvfp4)
+
+
+def test_nvfp4_experts() -> None:
+    gpu = known("gb10")
+    expected = expected_nvfp4(problem(20, "nvfp4")[1])
+    # A gate's output that lies between two codes may round to the other.
+    bounds = {"worst": 5 * rms_step("e2m1"), "rms": 4 * rms_step("bf16")}
+    assert_close(run_grouped(gpu, "nvfp4", True), expected, **bounds)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,10 @@ class InstructionForm:
         return self.pattern.fullmatch(opcode) is not None and self.operands in (None, num_operands)
 
 
+NVFP4_MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
+"""Four scales for each row and column: one for each 16 along k."""
 _FORMS: tuple[tuple[Any, ...], ...] = (
+    ("NVFP4 mma", re.escape(NVFP4_MMA), _CONSUMER_BLACKWELL),
     ("block-scaled mma", r"mma\.sync\.aligned\.\w+\.row\.col\.kind::\w+\.block_scale(\.[\w:]+)*", _CONSUMER_BLACKWELL),
     ("FP8 mma", r"mma\.sync\.aligned\.\w+\.row\.col\.f(16|32)\.e\dm\d\.e\dm\d\.f(16|32)", _ADA_ON),
     ("FP8 to f16", r"cvt\.rn(\.relu)?\.f16x2\.e(4m3|5m2)x2", _ADA_ON),

@@ -5,6 +5,9 @@ largest exponent among them, cuts each off (towards zero) at some fraction bits 
 the result off. Products are not normalised before they are aligned, subnormal numbers count, and more columns of K
 than one such sum takes are summed one group after the other.
 
+The unit of FP4 has one more step: it sums each group of 16 products exactly and multiplies the sum by both scales. It
+aligns these sums and the addend, and the exponents of the scales alone are the exponent of a sum.
+
 The figures are those of MMA-Sim (Xie, Wang, Yang and Yang, arXiv 2511.10909, and its published code), which was
 compared bit for bit with Ampere, Ada, Hopper, Blackwell and RTX Blackwell cards. That FP8 sums on Hopper keep about 14
 bits was found before (DeepSeek-V3 Technical Report, arXiv 2412.19437).
@@ -26,6 +29,7 @@ class MmaUnit(Enum):
     MMA_16 = "mma.sync of f16 and bf16"
     MMA_8 = "mma.sync of FP8"
     MMA_BLOCK_SCALED = "block-scaled mma.sync of FP8"
+    MMA_BLOCK_SCALED_4 = "block-scaled mma.sync of FP4"
     WGMMA_16 = "wgmma of f16 and bf16"
     WGMMA_8 = "wgmma of FP8"
 
@@ -66,6 +70,7 @@ _UNITS: dict[MmaUnit, dict[int, Summation]] = {
         121: Summation(32, 25, source=_AS_SM_120),
     },
     MmaUnit.MMA_BLOCK_SCALED: {120: Summation(32, 25), 121: Summation(32, 25, source=_AS_SM_120)},
+    MmaUnit.MMA_BLOCK_SCALED_4: {120: Summation(64, 35), 121: Summation(64, 35, source=_AS_SM_120)},
     MmaUnit.WGMMA_16: {90: _HOPPER_16},
     MmaUnit.WGMMA_8: {90: Summation(32, 13, 13)},
 }

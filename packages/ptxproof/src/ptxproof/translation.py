@@ -19,6 +19,7 @@ from ptxproof.ptx import PtxInstruction, instructions, parse
 from ptxproof.targets import target
 
 SPELLINGS: dict[str, spelled.Spelling] = {
+    "NVFP4 mma": spelled_mma.nvfp4_mma,
     "block-scaled mma": spelled_mma.block_scaled_mma,
     "FP8 mma": spelled_mma.fp8_mma,
     "FP8 to f16": spelled.fp8_to_f16,

@@ -81,13 +81,13 @@ def _cost(name: str, model: str, setup: Setup, plan: Plan) -> tuple[QualityCost 
         return None, f"not measured for {table_name(model)}"
     if setup.precision != PRECISIONS[name]:
         return None, "not measured together with other format options"
-    if not cost.on_gpu and _has_mx_activations(plan):
-        return None, "measured only without the MXFP8 activations that it uses on this GPU"
+    if not cost.on_gpu and _has_narrow_activations(plan):
+        return None, "measured only without the narrow activations that it uses on this GPU"
     return cost, None
 
 
-def _has_mx_activations(plan: Plan) -> bool:
-    return any(getattr(decision.spec, "activations", None) == Activations.MXFP8 for decision in plan.decisions.values())
+def _has_narrow_activations(plan: Plan) -> bool:
+    return any(getattr(d.spec, "activations", Activations.BF16).narrow for d in plan.decisions.values())
 
 
 # ---- auto ------------------------------------------------------------------------------------------------------------

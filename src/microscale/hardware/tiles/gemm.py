@@ -46,6 +46,7 @@ class GemmPath(StrEnum):
     W8A16 = "w8a16"
     W4A8 = "w4a8"
     W8A8 = "w8a8"
+    W4A4 = "w4a4"
     W4A16_WGMMA = "w4a16_wgmma"
     W4A8_WGMMA = "w4a8_wgmma"
     W8A16_WGMMA = "w8a16_wgmma"
@@ -55,8 +56,8 @@ class GemmPath(StrEnum):
         return 4 if self.startswith("w4") else 8
 
     @property
-    def activation_bytes(self) -> int:
-        return 1 if "a8" in self else 2
+    def activation_bits(self) -> int:
+        return next(bits for bits in (4, 8, 16) if f"a{bits}" in self)
 
     @property
     def wgmma(self) -> bool:
@@ -70,12 +71,12 @@ class GemmPath(StrEnum):
 
     @property
     def block_scaled(self) -> bool:
-        """Activations in MXFP8, scales inside the matrix instruction."""
-        return self in (GemmPath.W4A8, GemmPath.W8A8)
+        """Activations in MXFP8 or NVFP4, scales inside the matrix instruction."""
+        return self in (GemmPath.W4A8, GemmPath.W8A8, GemmPath.W4A4)
 
     @property
     def block_k(self) -> int:
-        # Bytes of a step along K: 128 of activations either way, whole words of four scales where there are scales.
+        # Whole words of scales where activations have scales.
         return 128 if self.block_scaled else 64
 
 
@@ -93,9 +94,10 @@ class GemmTile:
 
     def shared_bytes(self, path: GemmPath, family: Family) -> int:
         """An upper bound on the shared memory that a compiler may need for this tile."""
-        activations = self.block_m * self.block_k * path.activation_bytes
+        activations = self.block_m * self.block_k * path.activation_bits // 8
         weights = self.block_n * self.block_k * path.weight_bits // 8
-        scales = (self.block_n + (self.block_m if path.block_scaled else 0)) * self.block_k // 32
+        group = 16 if path is GemmPath.W4A4 else 32
+        scales = (self.block_n + (self.block_m if path.block_scaled else 0)) * self.block_k // group
         # tcgen05 cannot read its left operand from registers: the unpacked weights are in shared memory, once.
         unpacked = self.block_n * self.block_k * (1 if path.block_scaled else 2)
         loop = self.stages * (activations + weights + scales) + (unpacked if Feature.TCGEN05 in family.features else 0)
@@ -126,7 +128,7 @@ class GemmTile:
     def overlaps(self, path: GemmPath) -> bool:
         """Whether on ``wgmma`` the next K tile is converted while one is in the matrix unit: 16 more registers a row
         tile, 8 in E4M3. With 128 accumulators bf16 has none to spare."""
-        return path.activation_bytes == 1 or self.accumulators() <= 64
+        return path.activation_bits == 8 or self.accumulators() <= 64
 
     def accumulators(self) -> int:
         """float32 accumulators of one thread."""

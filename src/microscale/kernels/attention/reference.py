@@ -10,7 +10,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.op import AttentionOp, AttentionPath
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.op import Activations, Cost, Reason, always
+from microscale.kernels.op import Cost, Reason, always
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +80,8 @@ class ReferenceAttention(AttentionOp):
     def supports(self, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         if spec.num_heads % spec.num_kv_heads:
             return f"needs query heads that divide among KV heads, not {spec.num_heads} over {spec.num_kv_heads}"
-        if spec.activations is Activations.MXFP8:
-            return "computes in float32, not with mxfp8 activations"
+        if spec.activations.narrow:
+            return f"computes in float32, not with {spec.activations} activations"
         return None
 
     def cost(self, spec: AttentionSpec, gpu: Gpu) -> Cost:

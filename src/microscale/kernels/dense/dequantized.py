@@ -59,8 +59,8 @@ class DequantizedDense(DenseOp[DenseWeights]):
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:
             return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
-        if spec.activations is Activations.MXFP8:
-            return "multiplies in bf16 or float32, not with mxfp8 activations"
+        if spec.activations.narrow:
+            return f"multiplies in bf16 or float32, not with {spec.activations} activations"
         return None
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:

@@ -6,7 +6,8 @@ GEMM that decodes weights on their way into the matrix unit; from 65 (SM90) or 2
 to bf16 and cuBLAS does the rest. All read one packed layout.
 
 ``triton_mxfp8_a8``, ``triton_mxfp4_a8``: the same weights times MXFP8 activations on block-scaled matrix instructions
-(``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). Few tokens run with bf16 activations there too.
+(``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). ``triton_nvfp4_a4``: NVFP4 weights times NVFP4
+activations, likewise. Few tokens run with bf16 activations there too.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, 
 SMALL_BATCH_BF16_LOGITS = replace(SMALL_BATCH_LOGITS, name="small batch, bf16")
 GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits, uses=DOT)
 BLOCK_SCALED_LOGITS = LogitsPath("GEMM, block-scaled", LAST, always, _block_scaled_logits, uses=SCALED)
+SCALED_NVFP4 = USED_BY["dense GEMM, NVFP4"]
+BLOCK_SCALED_NVFP4 = replace(BLOCK_SCALED, name="GEMM, block-scaled NVFP4", uses=SCALED_NVFP4)
+BLOCK_SCALED_NVFP4_LOGITS = replace(BLOCK_SCALED_LOGITS, name="GEMM, block-scaled NVFP4", uses=SCALED_NVFP4)
 
 
 class Fragments(DenseOp[PackedDense]):
@@ -160,19 +164,21 @@ class Fragments(DenseOp[PackedDense]):
 
 
 class BlockScaledFragments(DenseOp[PackedDense]):
-    """MXFP8 activations; ``small_batch`` runs small batches, on the same packed weights."""
+    """Narrow activations; ``small_batch`` runs small batches, on the same packed weights."""
 
     uncapturable = None
     paths = (SMALL_BATCH_BF16, BLOCK_SCALED)
     logits_paths = (SMALL_BATCH_BF16_LOGITS, BLOCK_SCALED_LOGITS)
     sum_paths = (FROM_SUM,)
     small_batch: ClassVar[Fragments]
+    activations = Activations.MXFP8
+    unit = MatrixUnit.FP8
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format != self.small_batch.format:
             return f"reads {self.small_batch.format} weights, not {spec.weight_format}"
-        if spec.activations is not Activations.MXFP8:
-            return f"multiplies with mxfp8 activations, not {spec.activations}"
+        if spec.activations is not self.activations:
+            return f"multiplies with {self.activations} activations, not {spec.activations}"
         if not _block_scaled(gpu):
             return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
         return self.small_batch.supports(_with_bf16(spec), gpu)
@@ -182,7 +188,7 @@ class BlockScaledFragments(DenseOp[PackedDense]):
             return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # Half of the peak: unpacking runs next to the matrix unit. Not measured yet.
         total = weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, dense_flops(spec), MatrixUnit.FP8, efficiency=0.5, launches=2)
+        return Cost(total, dense_flops(spec), self.unit, efficiency=0.5, launches=2)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         return self.small_batch.packed_bytes(spec)
@@ -253,3 +259,16 @@ class TritonMxfp4A8(BlockScaledFragments):
     name = "triton_mxfp4_a8"
     small_batch = TritonMxfp4()
     layout = small_batch.layout
+
+
+class TritonNvfp4A4(BlockScaledFragments):
+    """Both operands are E2M1 under E4M3 scales per 16 values, which the matrix instruction applies; the float32 scales
+    of rows and of tokens are applied to the sums."""
+
+    name = "triton_nvfp4_a4"
+    small_batch = TritonNvfp4()
+    layout = small_batch.layout
+    activations = Activations.NVFP4
+    unit = MatrixUnit.FP4
+    paths = (SMALL_BATCH_BF16, BLOCK_SCALED_NVFP4)
+    logits_paths = (SMALL_BATCH_BF16_LOGITS, BLOCK_SCALED_NVFP4_LOGITS)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from microscale.formats import NVFP4
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.gemm import GemmTile, dense_tile
+from microscale.hardware.tiles.gemm import GemmPath, GemmTile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small_batch import empty_logits
@@ -46,12 +47,13 @@ def run(
     block_scaled: bool = False,
     tile: GemmTile | None = None,
 ) -> Tensor:
-    """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``. ``block_scaled``: activations in MXFP8 inside."""
+    """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``. ``block_scaled``: activations in MXFP8 inside, in NVFP4
+    where weights are."""
     tokens = x.shape[0]
     y = torch.empty((tokens, packed.rows), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
-    tile = tile or dense_tile(gemm_path(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
+    tile = tile or dense_tile(_path(packed, block_scaled), gpu, tokens, packed.rows, logits=False)
     started = _prepare(packed, gpu, x, block_scaled, tile)
     stride = packed.rows if residual is None else residual.stride(0)
     arguments = (
@@ -69,7 +71,7 @@ def run_logits(
     tokens = x.shape[0]
     if not tokens:
         return empty_logits(0, packed.rows, 128, x.device)
-    tile = tile or dense_tile(gemm_path(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
+    tile = tile or dense_tile(_path(packed, block_scaled), gpu, tokens, packed.rows, logits=True)
     started = _prepare(packed, gpu, x, block_scaled, tile)
     out = empty_logits(tokens, packed.rows, tile.block_n, x.device)
     blocks = (out.values, out.block_max, out.block_argmax, out.block_sum)
@@ -78,12 +80,16 @@ def run_logits(
     return out
 
 
+def _path(packed: PackedDense, block_scaled: bool) -> GemmPath:
+    return gemm_path(packed.bits, block_scaled, packed.format == NVFP4.name)
+
+
 def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: GemmTile) -> _GemmLaunch:
     tokens = x.shape[0]
-    path = gemm_path(packed.bits, block_scaled)
+    path = _path(packed, block_scaled)
     values, scales = x, x
     if block_scaled:
-        quantised = quantise(x)
+        quantised = quantise(x, path)
         values, scales = quantised.values, quantised.scale_words
     inputs = (
         values,

@@ -35,7 +35,7 @@ def _finish(
     BITS: tl.constexpr, ROW_SCALES: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr,
 ):  # fmt: skip
     """The formats' constants and scales, plus bias."""
-    acc = unscale(acc, BITS, MX)
+    acc = unscale(acc, BITS, ROW_SCALES, MX)
     if CHANNELS:
         acc *= tl.load(channels_ptr + row, mask=row < rows, other=0.0)[:, None]
     if ROW_SCALES:

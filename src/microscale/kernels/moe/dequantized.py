@@ -16,7 +16,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.linear import linear
 from microscale.kernels.moe.cost import activation_bytes, expected_experts, expert_flops, weights_per_expert
 from microscale.kernels.moe.reference import apply_gate
-from microscale.kernels.moe.spec import Activations, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.spec import MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Reason, always, torch_dtype
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class DequantizedMoe(MoeOp[DequantizedExperts]):
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:
             return f"reads {', '.join(FORMATS)} experts, not {spec.weight_format}"
-        if spec.activations is Activations.MXFP8:
-            return "multiplies in bf16 or float32, not with mxfp8 activations"
+        if spec.activations.narrow:
+            return f"multiplies in bf16 or float32, not with {spec.activations} activations"
         return None
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:

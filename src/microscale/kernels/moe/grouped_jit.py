@@ -59,7 +59,7 @@ def _with_bias(
     HAS_BIAS: tl.constexpr, BITS: tl.constexpr, ROW_SCALES: tl.constexpr, MX: tl.constexpr,
 ):  # fmt: skip
     """The formats' constants and scales of rows, plus the expert's bias."""
-    acc = unscale(acc, BITS, MX)
+    acc = unscale(acc, BITS, ROW_SCALES, MX)
     if ROW_SCALES:
         acc *= row_scales(scales_ptr, expert, row, rows, k)[:, None]
     if HAS_BIAS:
@@ -71,7 +71,7 @@ def _with_bias(
 @triton.jit
 def gate_up(
     x_ptr, xs_ptr, words_ptr, scales_ptr, bias_ptr,
-    h_ptr,  # [pairs, ..] in sorted order: bf16, or E4M3 codes in fragment order
+    h_ptr,  # [pairs, ..] in sorted order: bf16, or E4M3 codes in fragment order (MX without ROW_SCALES)
     hs_ptr,  # E4M3: scale bytes [pairs, 4 * ceil(units / 128)]
     tiles_ptr, offsets_ptr, order_ptr, rows, k, stride_x, stride_h,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
@@ -99,7 +99,7 @@ def gate_up(
         m = part * PART_M + tl.arange(0, PART_M)
         place = (start + m).to(tl.int64)[:, None]
         ok = (m < count)[:, None]
-        if MX:
+        if MX and not ROW_SCALES:
             # Units past the end are whole groups, because a group never straddles it: they are not stored.
             codes, scales = quantise(h.reshape(PART_M, UNITS // 32, 32), PLAIN)
             tl.store(h_ptr + place * stride_h + unit, codes, mask=ok & (unit < rows // 2))

@@ -1,7 +1,7 @@
 """The paths of the Triton expert layers: for which batches each is meant, and what it starts.
 
 All read one packed layout. ``supports`` states a path's own limits and from where on it was measured to pay; which of
-two goes first follows from their order in ``BF16_PATHS`` and ``MXFP8_PATHS``.
+two goes first follows from their order in ``BF16_PATHS``, ``MXFP8_PATHS`` and ``NVFP4_PATHS``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Supports = Callable[[MoeSpec, Gpu], Reason | None]
 
 
 def block_scaled(gpu: Gpu) -> bool:
-    """Whether the card has a matrix instruction that applies scales per 32 values."""
+    """Whether the card has a matrix instruction that applies the scales of blocks."""
     return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
 
 
-def pays_mxfp8(spec: MoeSpec, gpu: Gpu) -> bool:
-    """Whether there are enough tokens that arithmetic counts, and 8-bit activations with it."""
+def pays_narrow(spec: MoeSpec, gpu: Gpu) -> bool:
+    """Whether there are enough tokens that arithmetic counts, and narrow activations with it."""
     many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(ThresholdName.FP8_PAIRS, gpu) * spec.num_experts
     return spec.tokens > MAX_TOKENS and many
 
@@ -89,7 +89,7 @@ def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 
 
 def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    if (reason := _wgmma(spec, gpu, (MXFP4.name,))) or pays_mxfp8(spec, gpu):
+    if (reason := _wgmma(spec, gpu, (MXFP4.name,))) or pays_narrow(spec, gpu):
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
     least = threshold(ThresholdName.FP8_PAIRS, gpu)
@@ -99,7 +99,7 @@ def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 def _block_scaled(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if not block_scaled(gpu):
         return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
-    return None if pays_mxfp8(spec, gpu) else f"pays beyond {MAX_TOKENS} tokens; here are {spec.tokens}"
+    return None if pays_narrow(spec, gpu) else f"pays beyond {MAX_TOKENS} tokens; here are {spec.tokens}"
 
 
 def _resident(fp8: bool) -> Supports:
@@ -199,17 +199,21 @@ BLOCK_SCALED = MoePath(
     uses=USED_BY["grouped experts, block-scaled"],
 )  # fmt: skip
 
+BLOCK_SCALED_NVFP4 = replace(BLOCK_SCALED, name="grouped, block-scaled NVFP4", uses=USED_BY["grouped experts, NVFP4"])
+
 BF16_PATHS = (DIRECT, WGMMA_RESIDENT, MXFP8_RESIDENT, WGMMA_LIST, WGMMA, OWN_LIST, LIST, GROUPED)
 """With bf16 activations."""
 
 
 def _with_bf16(path: MoePath[PackedExperts]) -> MoePath[PackedExperts]:
-    """One of ``BF16_PATHS`` among those of 8-bit activations."""
+    """One of ``BF16_PATHS`` among those of narrow activations."""
     timed_as = None if path.timed_as is None else f"{path.timed_as}, bf16"
     return replace(path, name=f"{path.name}, bf16", timed_as=timed_as)
 
 
 MXFP8_PATHS = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8, *(_with_bf16(path) for path in BF16_PATHS))
 """With 8-bit activations where they pay, and with bf16 ones below."""
+NVFP4_PATHS = (BLOCK_SCALED_NVFP4, *(_with_bf16(path) for path in BF16_PATHS))
+"""With NVFP4 activations, likewise."""
 PARTS_PATHS = (OWN_LIST_PARTS, LIST_PARTS)
 """Up to the sum of a token's experts. Whoever would run another path adds up by itself."""

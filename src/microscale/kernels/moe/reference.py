@@ -12,7 +12,8 @@ import torch
 from microscale.formats import FORMATS, decode
 from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import bytes_per_expert, expert_flops, expert_weight_bytes
-from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.narrow import Rounding, rounding, widened
 from microscale.kernels.op import Cost, Reason, always
 
 if TYPE_CHECKING:
@@ -35,16 +36,24 @@ def apply_gate(h: Tensor, gate: Gate) -> Tensor:
     return (up + 1) * g * torch.sigmoid(gate.alpha * g)
 
 
-def moe(x: Tensor, weights: MoeWeights, routing: Routing, gate: Gate) -> Tensor:
-    """``x [tokens, hidden]`` → ``[tokens, hidden]`` in float32."""
-    x = x.float()
+def moe(
+    x: Tensor,
+    weights: MoeWeights,
+    routing: Routing,
+    gate: Gate,
+    round_x: Rounding = widened,
+    round_h: Rounding = widened,
+) -> Tensor:
+    """``x [tokens, hidden]`` → ``[tokens, hidden]`` in float32. ``round_x``, ``round_h``: what the GEMMs' inputs are
+    rounded to."""
+    x = round_x(x)
     y = torch.zeros_like(x)
     for expert in routing.expert_ids.unique().tolist():
         token, slot = (routing.expert_ids == expert).nonzero(as_tuple=True)
         h = x[token] @ decode(weights.gate_up[expert]).T
         if weights.gate_up_bias is not None:
             h = h + weights.gate_up_bias[expert].float()
-        out = apply_gate(h, gate) @ decode(weights.down[expert]).T
+        out = round_h(apply_gate(h, gate)) @ decode(weights.down[expert]).T
         if weights.down_bias is not None:
             out = out + weights.down_bias[expert].float()
         y.index_add_(0, token, out * routing.weights[token, slot, None])
@@ -52,8 +61,10 @@ def moe(x: Tensor, weights: MoeWeights, routing: Routing, gate: Gate) -> Tensor:
 
 
 def _run(packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-    # On ``meta`` there are no numbers: no expert is chosen, and no kernel of ours would run.
-    return x.new_empty(x.shape) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)
+    if x.is_meta:  # there are no numbers: no expert is chosen, and no kernel of ours would run
+        return x.new_empty(x.shape)
+    met = rounding(spec.activations)
+    return moe(x, packed, routing, spec.gate, met, met).to(x.dtype)
 
 
 class ReferenceMoe(MoeOp[MoeWeights]):
@@ -67,8 +78,8 @@ class ReferenceMoe(MoeOp[MoeWeights]):
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:
             return f"reads {', '.join(FORMATS)} experts, not {spec.weight_format}"
-        if spec.activations is Activations.MXFP8:
-            return "computes in float32, not with mxfp8 activations"
+        if spec.activations.narrow and not gpu.is_cpu:
+            return f"computes with {spec.activations} activations on a CPU alone"
         return None
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:

@@ -188,8 +188,8 @@ def why_malformed(spec: RecurrentSpec) -> str | None:
     """Why no implementation runs the spec."""
     if spec.num_heads % spec.num_key_heads:
         return f"needs value heads that divide among key heads, not {spec.num_heads} over {spec.num_key_heads}"
-    if spec.activations is Activations.MXFP8:
-        return "computes in float32, not with mxfp8 activations"
+    if spec.activations.narrow:
+        return f"computes in float32, not with {spec.activations} activations"
     longest = spec.shape.longest if spec.shape.verify else 1
     if spec.taps - 1 + longest > RING:
         return f"keeps {RING} columns, too few for {spec.taps} taps and {longest - 1} drafts"

@@ -11,7 +11,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Gate, Parts, Routing
-from microscale.kernels.op import Activations, Cost, Reason, always
+from microscale.kernels.op import Cost, Reason, always
 from microscale.kernels.small import cost
 from microscale.kernels.small.spec import (
     HeadNorms,
@@ -188,8 +188,8 @@ class ReferenceSmall(SmallOps):
     gated = staticmethod(gated)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:
-        if spec.activations is Activations.MXFP8:
-            return "takes bf16 or float32 activations, not mxfp8"
+        if spec.activations.narrow:
+            return f"takes bf16 or float32 activations, not {spec.activations}"
         return None
 
     def cost(self, spec: SmallSpec, gpu: Gpu) -> Cost:

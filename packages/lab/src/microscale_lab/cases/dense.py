@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from microscale.formats import MXFP8, decode, encode, encode_channels
+from microscale.formats import encode_channels
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense as tiles
 from microscale.hardware.tiles.dense import DenseFormat, Size, columns_of
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
-from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
+from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_NVFP4
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
+from microscale.kernels.narrow import mxfp8, nvfp4, widened
 from microscale.kernels.op import Activations, Reason
 from microscale.planning import registry
 from microscale.planning.paths import PathList
@@ -30,6 +31,13 @@ from microscale_lab.cases.experts import encoded
 if TYPE_CHECKING:
     from torch import Tensor
 
+ROUNDED_BY = {BLOCK_SCALED.name: mxfp8, BLOCK_SCALED_NVFP4.name: nvfp4}
+"""What paths round their input to, those of logits too; others leave it as it is."""
+NARROW = (
+    ("triton_mxfp8_a8", "mxfp8", Activations.MXFP8),
+    ("triton_mxfp4_a8", "mxfp4", Activations.MXFP8),
+    ("triton_nvfp4_a4", "nvfp4", Activations.NVFP4),
+)
 BLOCK_SUM = Errors(1e-5, 2e-6)
 """A sum of exponentials of some hundred float32 differences."""
 
@@ -135,7 +143,7 @@ class DenseKernelCase(OracleCase):
 
         def finish() -> Iterator[Compared]:
             # Against a reference that quantises alike nothing is left but the rounding of the result.
-            x = decode(encode(problem.x, MXFP8)) if path is BLOCK_SCALED else problem.x
+            x = ROUNDED_BY.get(path.name, widened)(problem.x)
             roundings = roundings_of(self.fmt, spec.tokens, spec.rows, gpu)
             for what, y, residual in (("y", with_residual, problem.residual), ("without a residual", without, None)):
                 want = dense(x, problem.weights, residual)
@@ -211,7 +219,7 @@ class LogitsCase(DenseKernelCase):
         cut = self.entry.run_logits(packed, spec, gpu, x, path)
 
         def finish() -> Iterator[Compared]:
-            inputs = decode(encode(x, MXFP8)) if path is BLOCK_SCALED_LOGITS else x
+            inputs = ROUNDED_BY.get(path.name, widened)(x)
             want, bound = dense(inputs, problem.weights), logits_bound(spec.columns)
             if self.fmt == "fp8_block" and spec.tokens > small_batch.MAX_TOKENS:
                 bound = bf16_bound(want)  # a GEMM rounds the weights
@@ -302,11 +310,11 @@ def cases() -> Iterator[KernelCase]:
     for fmt in QUANTISED:
         spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
         yield GemmKernelCase(f"{tokens} x {columns} by {rows}, GEMM", registry.dense(f"triton_{fmt}"), spec)
-    for fmt in ("mxfp8", "mxfp4"):
-        entry = registry.dense(f"triton_{fmt}_a8")
+    for backend, fmt, activations in NARROW:
+        entry = registry.dense(backend)
         for tokens, rows, columns in BATCH:
             name = f"{tokens} x {columns} by {rows}"
-            spec = DenseSpec(rows, columns, fmt, Activations.MXFP8, tokens != 37, tokens)
+            spec = DenseSpec(rows, columns, fmt, activations, tokens != 37, tokens)
             yield DenseKernelCase(name, entry, spec)
             if tokens == 20:
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))

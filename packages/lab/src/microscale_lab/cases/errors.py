@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-MANTISSA_BITS = {"float32": 23, "bf16": 7, "e4m3": 3}
+MANTISSA_BITS = {"float32": 23, "bf16": 7, "e4m3": 3, "e2m1": 1}
 
 
 def step(fmt: str) -> float:

@@ -6,16 +6,16 @@ like 704 and 2112 (whole tiles of 64, half a tile of 128), 320 like 2880 (an odd
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import MXFP8, BlockScaled, block_format, decode, encode
+from microscale.formats import BlockScaled, block_format, encode
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
-from microscale.kernels.moe.reference import apply_gate, moe
+from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+from microscale.kernels.narrow import Rounding, mxfp8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,10 +109,6 @@ def make_tokens(layer: ExpertsInput, device: str) -> Tensor:
     return wide.to(device)[1:-1, : layer.hidden]
 
 
-def mxfp8(x: Tensor) -> Tensor:
-    return decode(encode(x, MXFP8))
-
-
 def e4m3_by_token(x: Tensor) -> Tensor:
     """E4M3 under one power of two a token, so that the largest number lies between 128 and 256."""
     x = x.float()
@@ -139,21 +135,6 @@ class ExpertsProblem:
         """The float32 reference."""
         return moe(self.x, self.weights, self.routing, self.layer.gate)
 
-    def expected_quantised(
-        self, round_x: Callable[[Tensor], Tensor] = mxfp8, round_h: Callable[[Tensor], Tensor] = mxfp8
-    ) -> Tensor:
-        """Float32, with both GEMMs' inputs rounded to 8 bits as the kernels do."""
-        x = round_x(self.x)
-        y = torch.zeros_like(x)
-        weights, ids = self.weights, self.routing.expert_ids
-        for expert in ids.unique().tolist():
-            token, slot = (ids == expert).nonzero(as_tuple=True)
-            h = x[token] @ decode(weights.gate_up[expert]).T
-            if weights.gate_up_bias is not None:
-                h = h + weights.gate_up_bias[expert].float()
-            h = round_h(apply_gate(h, self.layer.gate))
-            out = h @ decode(weights.down[expert]).T
-            if weights.down_bias is not None:
-                out = out + weights.down_bias[expert].float()
-            y.index_add_(0, token, out * self.routing.weights[token, slot, None])
-        return y
+    def expected_quantised(self, round_x: Rounding = mxfp8, round_h: Rounding = mxfp8) -> Tensor:
+        """Float32, with both GEMMs' inputs rounded as the kernels do."""
+        return moe(self.x, self.weights, self.routing, self.layer.gate, round_x, round_h)

@@ -17,10 +17,19 @@ from microscale.formats import FP8_BLOCK, MXFP8, BlockScaled, decode, encode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, OWN_LIST, WGMMA_FP8
+from microscale.kernels.moe.paths import (
+    BLOCK_SCALED,
+    BLOCK_SCALED_NVFP4,
+    DIRECT,
+    FP8_RESIDENT,
+    LIST,
+    OWN_LIST,
+    WGMMA_FP8,
+)
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
 from microscale.kernels.moe.with_mlp import RUN
+from microscale.kernels.narrow import nvfp4
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rms_norm
 from microscale.planning import registry
@@ -47,7 +56,7 @@ SUMMED_BY_NORM = [ExpertsInput("3 tokens", 3, size=6.0), ExpertsInput("6 tokens,
 FORMATS = {
     "mxfp4": {Activations.BF16: "triton_w4a16", Activations.MXFP8: "triton_w4a8"},
     "mxfp8": {Activations.BF16: "triton_w8a16", Activations.MXFP8: "triton_w8a8"},
-    "nvfp4": {Activations.BF16: "triton_nvfp4_a16"},
+    "nvfp4": {Activations.BF16: "triton_nvfp4_a16", Activations.NVFP4: "triton_w4a4"},
     "fp8_block": {Activations.BF16: "triton_fp8b_a16"},
 }
 """The implementation of each format of weights and of activations."""
@@ -80,7 +89,7 @@ class ExpertsCase(OracleCase):
     def refuses(self, gpu: Gpu) -> Reason | None:
         if reason := super().refuses(gpu):
             return reason
-        if self.activations is Activations.MXFP8 and self.path(gpu) not in QUANTISED:
+        if self.activations.narrow and self.path(gpu) not in QUANTISED:
             return "runs with bf16 activations at this size, which has a case of its own"
         return None
 
@@ -118,8 +127,8 @@ class SummedByNormCase(ExpertsCase):
         return finish
 
 
-QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
-"""The paths whose products have 8-bit activations."""
+QUANTISED = (BLOCK_SCALED, BLOCK_SCALED_NVFP4, FP8_RESIDENT, WGMMA_FP8)
+"""The paths whose products have 8-bit or 4-bit activations."""
 
 
 def hold_experts(y: Tensor, problem: ExpertsProblem, path: MoePath[Any]) -> Iterator[Compared]:
@@ -130,6 +139,12 @@ def hold_experts(y: Tensor, problem: ExpertsProblem, path: MoePath[Any]) -> Iter
         if problem.weights.gate_up.format is FP8_BLOCK and roundings == 3:
             roundings = 5  # those of both matrices' weights
         yield compare("y", y, exact, rounded_bound(exact, "bf16", roundings))
+        return
+    if path is BLOCK_SCALED_NVFP4:
+        yield compare("y", y, exact, rounded_bound(exact, "e2m1", 3))
+        alike = problem.expected_quantised(nvfp4, nvfp4)
+        # A gate's output that lies between two codes may round to the other.
+        yield compare("y of the same codes", y, alike, Errors(5 * rms_step("e2m1"), 4 * rms_step("bf16")))
         return
     # Two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
     yield compare("y", y, exact, rounded_bound(exact, "e4m3", 3))
@@ -237,8 +252,8 @@ def cases() -> Iterator[KernelCase]:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
         for layer in SUMMED_BY_NORM:
             yield SummedByNormCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
-        for layer in MANY if Activations.MXFP8 in FORMATS[fmt] else ():
-            yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
+        for narrow in FORMATS[fmt].keys() - {Activations.BF16}:
+            yield from (ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, narrow) for layer in MANY)
     for tokens in (1, 2):
         layer = ExpertsInput("next to an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
         yield WithMlpCase(f"{tokens} tokens", layer, 160)

@@ -18,7 +18,7 @@ from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu
 from microscale.kernels.moe.bf16_activations import TritonFp8BlockA16, TritonNvfp4A16, TritonW4A16, TritonW8A16
 from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
-from microscale.kernels.moe.mxfp8_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
+from microscale.kernels.moe.narrow_activations import BlockScaledMoe, TritonW4A8, TritonW8A8
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing

@@ -61,6 +61,7 @@ def all_choices() -> list[PrecisionChoice]:
             for fmt in FORMATS
         ),
         PrecisionChoice("experts=nvfp4", make_precision("exact", ("experts=nvfp4",))),
+        PrecisionChoice("experts=nvfp4, moe-activations=nvfp4", make_precision("exact", NVFP4[2:], "nvfp4")),
         PrecisionChoice("nvfp4", make_precision("exact", NVFP4)),
     ]
 

@@ -28,8 +28,9 @@ SHARES = (8, 16, 32, 64, 128, 256, 1024)
 """Pairs per expert that are measured; a tile serves up to the geometric mean of its share and the next."""
 TOP_K = 4
 GATE = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
-MAX_ERROR = {2: 1e-2, 1: 8e-2}
-"""Relative RMS error against float32 above which a tile is wrong: three roundings to bf16, two to E4M3 (by bytes)."""
+MAX_ERROR = {16: 1e-2, 8: 8e-2, 4: 0.3}
+"""Relative RMS error against float32 above which a tile is wrong: three roundings to bf16, two to E4M3 or E2M1 (by the
+activations' bits)."""
 CHECKED_TOKENS = 16
 
 
@@ -91,7 +92,7 @@ def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable
         def error() -> float:
             return float((run()[:CHECKED_TOKENS].float() - expected).norm() / expected.norm())
 
-        return TuningProblem(run, error, MAX_ERROR[path.activation_bytes])
+        return TuningProblem(run, error, MAX_ERROR[path.activation_bits])
 
     return prepare
 
@@ -122,12 +123,16 @@ def make_experts(shape: GroupedShape, path: GemmPath, device: str = "cuda") -> M
         return torch.randint(low, high, size, dtype=torch.uint8, generator=generator, device=device)
 
     def weights(rows: int, columns: int) -> BlockScaled:
-        fmt = block_format("mxfp4" if path.weight_bits == 4 else "mxfp8")
+        nvfp4 = path is GemmPath.W4A4
+        fmt = block_format("nvfp4" if nvfp4 else "mxfp4" if path.weight_bits == 4 else "mxfp8")
         size = (shape.num_experts, rows)
         codes = random_bytes(0, 256, *size, columns * fmt.bits // 8)
         if fmt.bits == 8:
             codes = torch.where(codes % 128 == 127, 0, codes)  # E4M3's NaN
         # Scales that bring the sum of a row of squares near 1: codes have an RMS of about 3 and 130.
+        if nvfp4:
+            row_scales = torch.full(size, 2.0**-7, device=device)
+            return BlockScaled(codes, random_bytes(0x30, 0x40, *size, columns // fmt.block), fmt, row_scales)
         middle = 127 - (7 if fmt.bits == 4 else 13)
         return BlockScaled(codes, random_bytes(middle - 1, middle + 2, *size, columns // BLOCK), fmt)
 

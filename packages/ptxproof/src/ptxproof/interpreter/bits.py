@@ -53,9 +53,8 @@ def build_bits(ops: Operands, instruction: PtxInstruction) -> Step:
     if name == "prmt":
         if len(parts) > 2:
             raise unknown(instruction)
-        return elementwise(
-            write, lambda a, b, c: numbers.permuted(*np.broadcast_arrays(a, b, c)), *_words(ops, sources)
-        )
+        read = _words(ops, _that_are_picked(sources))
+        return elementwise(write, lambda a, b, c: numbers.permuted(*np.broadcast_arrays(a, b, c)), *read)
     if name == "shf":
         return elementwise(write, _funnel_left if parts[1] == "l" else _funnel_right, *_words(ops, sources))
     reads = [ops.read(sources[0], bits), *_words(ops, sources[1:])]
@@ -68,6 +67,15 @@ def build_bits(ops: Operands, instruction: PtxInstruction) -> Step:
     if name == "bfind" and kind == "u32":
         return elementwise(write, lambda x: np.uint32(31) - numbers.leading_zeros(x), *reads)
     raise unknown(instruction)
+
+
+def _that_are_picked(sources: list[str]) -> list[str]:
+    """``prmt``'s operands. A word of which a constant selector picks no byte may be undefined: it is not read."""
+    low, high, selector = sources
+    if selector[0].isdigit():
+        picked = {int(selector.rstrip("U"), 0) >> at & 4 for at in (0, 4, 8, 12)}
+        low, high = (low if 0 in picked else high), (high if 4 in picked else low)
+    return [low, high, selector]
 
 
 def _words(ops: Operands, sources: list[str]) -> list[Read]:

@@ -13,7 +13,7 @@ UNSIGNED: dict[int, type[np.generic]] = {1: np.bool_, 8: np.uint8, 16: np.uint16
 SIGNED: dict[int, type[np.generic]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOATS: dict[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
-_EXPONENT_AND_MANTISSA = {"bf16": (8, 7), "f16": (5, 10), "e4m3": (4, 3), "e5m2": (5, 2)}
+_EXPONENT_AND_MANTISSA = {"bf16": (8, 7), "f16": (5, 10), "e4m3": (4, 3), "e5m2": (5, 2), "e2m1": (2, 1)}
 """Bits of each float format that is not NumPy's own, or whose codes are decoded by table."""
 
 
@@ -33,7 +33,7 @@ def code_values(kind: str) -> Array:
     values = np.ldexp(significands.astype(np.float64), np.maximum(exponents, 1) - bias - mantissa_bits)
     if kind == "e4m3":  # no infinities, and one NaN
         values[magnitudes == sign_bit - 1] = np.nan
-    else:
+    elif kind != "e2m1":  # all of whose codes are finite
         values[exponents == (1 << exponent_bits) - 1] = np.nan
         values[magnitudes == ((1 << exponent_bits) - 1) << mantissa_bits] = np.inf
     signed: Array = np.where(codes & sign_bit, -values, values)

@@ -15,7 +15,7 @@ from ptxproof.interpreter import numbers
 from ptxproof.interpreter.numbers import Array
 from ptxproof.matrix_units import Summation
 
-_SMALLEST = {"bf16": -126, "f16": -14, "e4m3": -6, "e5m2": -14}
+_SMALLEST = {"bf16": -126, "f16": -14, "e4m3": -6, "e5m2": -14, "e2m1": 0}
 """The exponent of each type's subnormal numbers."""
 _ZERO = -126
 """The exponent that a unit takes a zero to have."""
@@ -90,7 +90,27 @@ def _sum(a: Rows, b: Rows, addend: Array, how: Summation, scales: Array | None) 
     total = products + _cut(addend.astype(np.float64), unit) + 0.0  # a sum of zeros is +0
     result = _towards_zero(total, how.result_bits)
     finite = np.isfinite(a.values).all() and np.isfinite(b.values).all() and np.isfinite(addend).all()
-    return result if finite else _with_infinities(a, b, addend, result)
+    return result if finite else _with_infinities(a.values @ b.values.swapaxes(-1, -2) + addend, result)
+
+
+def grouped_dot_add(a: Rows, b: Rows, addend: Array, how: Summation, scales_a: Rows, scales_b: Rows) -> Array:
+    """As ``dot_add`` where each row has several groups along k and a scale for each of them:
+    ``scales_a [warps, m, groups]``, ``scales_b [warps, n, groups]``.
+
+    A group is summed exactly, and its exponent is that of its scales. If all of its products are zero, it counts as a
+    zero; if they only add up to zero, it does not.
+    """
+    groups = scales_a.values.shape[-1]
+    left, right = (rows.values.reshape(*rows.values.shape[:2], groups, -1).swapaxes(1, 2) for rows in (a, b))
+    # [warps, groups, m, 1] and [warps, groups, 1, n]
+    scale_a, exponent_a = (part.swapaxes(1, 2)[..., None] for part in (scales_a.values, scales_a.exponents))
+    scale_b, exponent_b = (part.swapaxes(1, 2)[:, :, None] for part in (scales_b.values, scales_b.exponents))
+    with np.errstate(all="ignore"):
+        sums = left @ right.swapaxes(-1, -2) * (scale_a * scale_b)
+        exponents = np.where((left != 0) @ (right != 0).swapaxes(-1, -2), exponent_a + exponent_b, np.int16(_ZERO))
+        unit = np.maximum(exponents.max(1), _exponents(addend)) - np.int16(how.fraction_bits)
+        total = _cut(sums, unit[:, None]).sum(1) + _cut(addend.astype(np.float64), unit) + 0.0
+        return _with_infinities(sums.sum(1) + addend, _towards_zero(total, how.result_bits))
 
 
 def _largest(a: Rows, b: Rows) -> Array:
@@ -137,8 +157,7 @@ def _towards_zero(values: Array, bits: int) -> Array:
     return (whole & np.uint32(0xFFFFFFFF << (23 - bits) & 0xFFFFFFFF)).view(np.float32)
 
 
-def _with_infinities(a: Rows, b: Rows, addend: Array, result: Array) -> Array:
-    """Where an infinity or a NaN is among the numbers, they decide; every NaN is the same."""
-    plain = a.values @ b.values.swapaxes(-1, -2) + addend
+def _with_infinities(plain: Array, result: Array) -> Array:
+    """Where an infinity or a NaN is among the numbers, the sum as floats have it decides; every NaN is the same."""
     special = np.where(np.isnan(plain), NAN, plain.astype(np.float32))
     return np.where(np.isfinite(plain), result, special)
