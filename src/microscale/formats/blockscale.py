@@ -182,6 +182,11 @@ def _round_to_odd(x: Tensor) -> Tensor:
     return torch.where(bits.view(torch.float32).double() != x, bits | 1, bits).view(torch.float32)
 
 
+def divided(x: Tensor, by: float) -> Tensor:
+    """``x / by``, rounded alike on every device: torch multiplies by the reciprocal of a number on a GPU."""
+    return x / torch.full_like(x, by)
+
+
 def split_blocks(x: Tensor, fmt: BlockFormat) -> Tensor:
     """``[..., K]`` as ``[..., K / block, block]``; K must divide."""
     block = fmt.block

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import Unsupported
-from microscale.formats.blockscale import holds
+from microscale.formats.blockscale import divided, holds
 from microscale.formats.mxfp8 import MXFP8, round_e4m3
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def encode(x: Tensor) -> ChannelScaled:
     finite = torch.isfinite(x).all(dim=-1)
     x = torch.where(finite[..., None], x, 0.0)
     largest = x.abs().amax(dim=-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
-    scales = torch.where(largest == 0, 1.0, (largest / MXFP8.max_value).clamp(min=SMALLEST_SCALE))
+    scales = torch.where(largest == 0, 1.0, divided(largest, MXFP8.max_value).clamp(min=SMALLEST_SCALE))
     return ChannelScaled(round_e4m3(x / scales[..., None]), torch.where(finite, scales, torch.nan))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats.blockscale import BlockFormat, BlockScaled, split_blocks
+from microscale.formats.blockscale import BlockFormat, BlockScaled, divided, split_blocks
 from microscale.formats.fp8 import SMALLEST_SCALE
 from microscale.formats.mxfp8 import MXFP8, round_e4m3
 
@@ -29,7 +29,7 @@ def encode(x: Tensor) -> BlockScaled:
     finite = torch.isfinite(blocks).all(dim=-1)
     blocks = torch.where(finite[..., None], blocks, 0.0)
     largest = blocks.abs().amax(dim=-1)
-    scales = torch.where(largest == 0, 1.0, (largest / MXFP8.max_value).clamp(min=SMALLEST_SCALE))
+    scales = torch.where(largest == 0, 1.0, divided(largest, MXFP8.max_value).clamp(min=SMALLEST_SCALE))
     values = round_e4m3(blocks / scales[..., None]).flatten(-2)
     return BlockScaled(values, torch.where(finite, scales, torch.nan), FP8_BLOCK)
 

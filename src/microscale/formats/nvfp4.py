@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats.blockscale import BlockFormat, BlockScaled, split_blocks
+from microscale.formats.blockscale import BlockFormat, BlockScaled, divided, split_blocks
 from microscale.formats.fp8 import SMALLEST_SCALE
 from microscale.formats.mxfp4 import decode_codes, pack_nibbles, round_e2m1
 from microscale.formats.mxfp8 import MXFP8, round_e4m3
@@ -47,7 +47,7 @@ def row_peaks(x: Tensor) -> Tensor:
 def global_scales(peaks: Tensor) -> Tensor:
     """Each row's float32 scale from ``peaks [..., rows]``: a matrix's rows have one. A single peak is a matrix."""
     peak = peaks.amax(dim=-1, keepdim=True) if peaks.dim() else peaks
-    return torch.where(peak == 0, 1.0, (peak / LARGEST).clamp(min=SMALLEST_SCALE)).expand(peaks.shape).contiguous()
+    return torch.where(peak == 0, 1.0, divided(peak, LARGEST).clamp(min=SMALLEST_SCALE)).expand(peaks.shape).contiguous()
 
 
 def encode(x: Tensor, row_scales: Tensor | None = None) -> BlockScaled:
