@@ -211,7 +211,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
         assert all(attention.SECTION.misfit(case, tile, gpu.family) is None for tile in tiles)
     for fmt in dense.DenseFormat:
         for columns in dense.columns_of(fmt):
-            for size in dense.Size:
+            for size in dense.sizes_of(columns):
                 key = dense.DenseCase(fmt, columns, size)
                 options = list(candidates.of_dense(key, gpu))
                 assert len(options) == len(set(options)) > 3

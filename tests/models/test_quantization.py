@@ -40,6 +40,7 @@ EXPERT = "layers.1.experts.7.up_proj"
 def test_nvidias_gemma4_has_only_its_experts_quantised(tmp_path: Path) -> None:
     found = read(tmp_path, None, NVIDIA_GEMMA4)
     assert found.container == "modelopt"
+    assert not found.weights_only
     assert found.module(EXPERT) == "nvfp4"
     for name in ("mlp.gate_proj", "router.proj", "self_attn.q_proj"):
         assert found.module(f"layers.1.{name}") == "bf16"
@@ -63,6 +64,7 @@ def test_layers_of_mixed_precision_are_those_listed(tmp_path: Path) -> None:
     found = read(tmp_path, config, {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8"})
     assert found.module("lm_head") == found.module("layers.0.mlp.experts.255.down_proj") == "nvfp4"
     assert found.module("layers.0.self_attn.q_proj") == "fp8"
+    assert found.weights_only
     assert found.module("layers.0.mlp.gate") == found.module("layers.1.mlp.experts.0.down_proj") == "bf16"
 
 
@@ -82,6 +84,16 @@ def test_names_and_expressions_of_compressed_tensors(tmp_path: Path) -> None:
     assert found.module(EXPERT) == "fp8"
     assert found.module("layers.2.mlp.up_proj") == "fp8"
     assert found.module("layers.2.mlp.gate_proj") == "nvfp4"
+
+
+def test_groups_without_activations_are_weights_only(tmp_path: Path) -> None:
+    """As llm-compressor's schemes NVFP4A16 and NVFP4, and FP8 next to them, which says nothing of NVFP4."""
+    narrow = group(["Linear"], None, **NVFP4_GROUP) | {"input_activations": {"num_bits": 4, "type": "float"}}
+    assert not read(tmp_path, compressed("nvfp4-pack-quantized", [], group_0=narrow)).weights_only
+    plain = group(["Linear"], None, **NVFP4_GROUP) | {"input_activations": None}
+    assert read(tmp_path, compressed("nvfp4-pack-quantized", [], group_0=plain)).weights_only
+    channels = group(["Linear"], None, strategy="channel") | {"input_activations": None}
+    assert not read(tmp_path, compressed("float-quantized", [], group_0=channels)).weights_only
 
 
 def test_what_is_held_as_one_tensor_has_one_format(tmp_path: Path) -> None:

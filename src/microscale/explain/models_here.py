@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def _best(model: str, hub_id: str, gpu: hardware.Gpu, available: int) -> ModelHe
     shape = outline(model, config, activations, PAGE_SIZE, context)
     tried: list[tuple[Setup, Plan, Memory]] = []
     for precision in PRECISIONS.values():
-        setup = Setup(gpu, activations, precision=precision)
+        setup = Setup(gpu, activations, precision=replace(precision, weights_only=config.weights_only))
         try:
             plan, memory = plan_and_size(shape, setup, Workload(context, 1, STEP_TOKENS, PAGE_SIZE, 0.9), available)
         except Unsupported:

@@ -47,7 +47,8 @@ def row_peaks(x: Tensor) -> Tensor:
 def global_scales(peaks: Tensor) -> Tensor:
     """Each row's float32 scale from ``peaks [..., rows]``: a matrix's rows have one. A single peak is a matrix."""
     peak = peaks.amax(dim=-1, keepdim=True) if peaks.dim() else peaks
-    return torch.where(peak == 0, 1.0, divided(peak, LARGEST).clamp(min=SMALLEST_SCALE)).expand(peaks.shape).contiguous()
+    scales = torch.where(peak == 0, 1.0, divided(peak, LARGEST).clamp(min=SMALLEST_SCALE))
+    return scales.expand(peaks.shape).contiguous()
 
 
 def encode(x: Tensor, row_scales: Tensor | None = None) -> BlockScaled:

@@ -85,6 +85,10 @@ class ModelConfig(Protocol):
         """Whether lm_head is the embedding table."""
 
     @property
+    def weights_only(self) -> bool:
+        """Whether the checkpoint's NVFP4 weights are published for activations in BF16."""
+
+    @property
     def layer_kinds(self) -> tuple[LayerKind, ...]: ...
 
     @property

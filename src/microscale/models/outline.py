@@ -68,6 +68,8 @@ class Outline:
     closing: frozenset[str]
     """Layers whose last one only tokens with logits pass: lm_head, sampling, and the last decoder layer's parts behind
     its keys and values."""
+    weights_only: bool = False
+    """The checkpoint's NVFP4 weights are published for activations in BF16."""
 
     @property
     def most_drafts(self) -> int:
@@ -105,7 +107,7 @@ def outline(name: str, config: ModelConfig, activations: Activations, page_size:
     closing = frozenset(use.layer for use in (*_after_keys(last), *behind))
     other = tensors.num_bytes - ops.weight_bytes
     sizes = (config.vocab_size, config.hidden, ops.tied, other, config.max_context)
-    return Outline(name, uses, cached, states, *sizes, closing)
+    return Outline(name, uses, cached, states, *sizes, closing, config.weights_only)
 
 
 def in_order(layers: Sequence[Sequence[Use]]) -> list[Use]:

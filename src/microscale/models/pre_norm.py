@@ -80,6 +80,8 @@ class PreNormConfig:
     eos_token_ids: tuple[int, ...]
     tied: bool = False
     """lm_head is the embedding table."""
+    weights_only: bool = False
+    """NVFP4 weights are published for activations in BF16."""
     shard: Shard = WHOLE
     """The rank that this part of the model belongs to: heads and widths above are the rank's own."""
 

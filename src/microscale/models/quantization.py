@@ -7,10 +7,10 @@
 | ``quark`` | config.json | one scheme, others for patterns of layers, and patterns left out |
 | ``fp8`` | config.json | blocks of 128 x 128 or one scale, and modules not converted |
 
-Without any of them the checkpoint is plain. Only the weights' format is read: a checkpoint that was calibrated for
-activations of 4 or 8 bits has the same weights. How each format is stored is in ``storage.py``, and a family knows its
-modules' names and which of them are held as one tensor, and so must have one format. The tensors in the files are
-checked against all of this before any is read.
+Without any of them the checkpoint is plain. A checkpoint that was calibrated for activations of 4 or 8 bits has the
+same weights; of its activations is read only whether NVFP4 weights may meet NVFP4 ones. How each format is stored is in
+``storage.py``, and a family knows its modules' names and which of them are held as one tensor, and so must have one
+format. The tensors in the files are checked against all of this before any is read.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Quantisation:
     scheme: Scheme
     prefixes: tuple[str, ...]
     """What may precede the names of layers in a pattern."""
+    weights_only: bool = False
+    """Whether the NVFP4 weights are published for activations in BF16 (W4A16)."""
 
     def module(self, name: str) -> str:
         """The format of ``name``, such as ``layers.0.mlp.down_proj``, without a prefix."""
@@ -120,7 +122,24 @@ def read_quantisation(folder: Path | None, config: JsonObject, prefixes: Sequenc
         return Quantisation(None, config.source, lambda names: PLAIN, tuple(prefixes))
     if method not in READERS:
         refuse_format(file.source, config.data, method)
-    return Quantisation(method, file.source, READERS[method](file, config.data, prefixes), tuple(prefixes))
+    scheme = READERS[method](file, config.data, prefixes)
+    return Quantisation(method, file.source, scheme, tuple(prefixes), _weights_only(method, file))
+
+
+def _weights_only(method: str, file: JsonObject) -> bool:
+    if method == "modelopt":
+        layers = file.nested("quantized_layers") if file.data.get("quantized_layers") else None
+        each = [layers.nested(name) for name in layers.data] if layers is not None else [file]
+        return any(entry.optional("quant_algo", str, "").upper() == "W4A16_NVFP4" for entry in each)
+    if method == "compressed-tensors":
+        groups = file.nested("config_groups")
+        each = [groups.nested(name) for name in groups.data]
+        return any(
+            group.optional("format", str, file.optional("format", str, "")) == "nvfp4-pack-quantized"
+            and group.data.get("input_activations") is None
+            for group in each
+        )
+    return False
 
 
 def _check_same_algorithm(file: JsonObject, own: JsonObject) -> None:

@@ -58,6 +58,8 @@ class Precision:
     """``--moe-activations``: ``bf16``, ``mxfp8`` and ``nvfp4`` are preferences, ``auto`` is the precision's."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``: likewise."""
+    weights_only: bool = False
+    """The checkpoint's NVFP4 weights are published for activations in BF16, and get others only if the user asks."""
     where_it_fits: bool = False
     """Layers whose shapes do not fit ``formats`` keep their own, and the plan says why (draft heads). Elsewhere they
     are refused."""
@@ -104,7 +106,7 @@ class Precision:
             return (base,) if self.moe_activations == "bf16" else (Activations(self.moe_activations),)
         if op not in self.mx_activations or base is not Activations.BF16:
             return (base,)
-        nvfp4 = self.nvfp4_activations and weight_format == NVFP4.name
+        nvfp4 = self.nvfp4_activations and not self.weights_only and weight_format == NVFP4.name
         return base, Activations.NVFP4 if nvfp4 else Activations.MXFP8
 
     def of_draft_head(self, quantization: str | None = None, lm_head: str | None = None) -> Precision:
@@ -124,6 +126,7 @@ class Precision:
             chosen=self.chosen,
             moe_activations=self.moe_activations,
             kv_cache_dtype=self.kv_cache_dtype,
+            weights_only=self.weights_only,
         )
 
     def options(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from microscale.hardware import known
 from microscale.models.families import LoadFormat, find_config
 from microscale.models.outline import Outline, outline
 from microscale.planning.ops import Activations
-from microscale.planning.plan import Setup
+from microscale.planning.plan import Setup, decide_use
 from microscale.planning.precision import Precision, make_precision
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -83,6 +84,18 @@ def test_a_cost_that_was_measured_without_the_cards_activations_is_unknown() -> 
     name, sentence = settled("demo", "gb10")
     assert name == "exact"
     assert "measured only without the narrow activations that it uses on this GPU" in sentence
+
+
+@pytest.mark.parametrize(("model", "wanted"), [("gemma-4-26b-a4b-nvfp4", "nvfp4"), ("qwen3.6-35b-a3b-nvfp4", "bf16")])
+def test_fast_has_the_activations_that_a_checkpoint_is_published_for(model: str, wanted: str) -> None:
+    shape = shape_of(model)
+    setup, _ = settle_precision(
+        shape, Setup(known("gb10"), Activations.BF16, precision=make_precision("fast")), WORKLOAD
+    )
+    experts = next(use for use in shape.uses if use.layer == "experts")
+    assert decide_use(experts, setup)[-1].spec.activations == wanted
+    asked = replace(setup, precision=replace(setup.precision, moe_activations="nvfp4"))
+    assert decide_use(experts, asked)[-1].spec.activations == "nvfp4"
 
 
 def test_auto_with_another_format_option_stays_with_exact() -> None:

@@ -15,13 +15,14 @@ from microscale.cli import app
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
+from microscale.planning.precision import make_precision
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from microscale_lab.markdown import write_section
 from microscale_lab.quality.checks import ModelAnswer, fits, is_exact, is_right
 from microscale_lab.quality.measure import Distance, distance, greedy, greedy_after
 from microscale_lab.quality.report import BAR, as_costs, as_json, as_markdown, bar, table
-from microscale_lab.quality.run import REFERENCE, ChoiceResult, Comparison, all_choices, choose, run
+from microscale_lab.quality.run import REFERENCE, ChoiceResult, Comparison, PrecisionChoice, all_choices, choose, run
 from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Encoded, dump_tasks, encode, load_tasks
 from support.loading import load_model
 from support.tiny_checkpoints import CASES, write_hf
@@ -180,15 +181,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_coarser_formats_are_further_from_float32(folder: Path) -> None:
     tasks = load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:3]
-    wanted = choose(["exact", "lm_head=mxfp8", "lm_head=mxfp4", "moe-activations=mxfp8"])
+    four_bits = "experts=nvfp4, moe-activations=nvfp4"
+    wanted = choose(["exact", "lm_head=mxfp8", "lm_head=mxfp4", "moe-activations=mxfp8", "experts=nvfp4", four_bits])
+    wanted.append(PrecisionChoice("impossible", make_precision("exact", ("experts=bf16",))))
     rows = list(run(Comparison(str(folder), Tokenizer.load(folder), tasks, wanted, device="cpu", max_tokens=4)))
     by_name = {row.choice: row for row in rows}
     kl = {name: row.distance.kl for name, row in by_name.items() if row.distance}
     assert kl[REFERENCE] == 0
     assert kl["exact"] < 1e-6 < kl["lm_head=mxfp8"] < kl["lm_head=mxfp4"]
+    assert kl["exact"] < kl["moe-activations=mxfp8"] < kl[four_bits]
+    assert kl["experts=nvfp4"] < kl[four_bits]
     assert all(row.accuracy is not None for row in rows if row.distance)
     # What cannot run here says why, and the others go on.
-    assert "moe-activations" in (by_name["moe-activations=mxfp8"].reason or "")
+    assert "experts=bf16" in (by_name["impossible"].reason or "")
     lines = table(rows).splitlines()
     assert len(lines) == len(rows) + 1
     assert json.loads(json.dumps(as_json(rows)))[0]["choice"] == REFERENCE

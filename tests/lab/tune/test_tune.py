@@ -235,7 +235,7 @@ def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tune_experts.layer_of
 
     def small(name: str) -> bench_moe.ExpertLayer:
-        return replace(real(name), num_experts=8, hidden=512, intermediate=512)
+        return replace(real(name), num_experts=16, hidden=512, intermediate=512)
 
     monkeypatch.setattr(tune_experts, "layer_of", small)
     monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)

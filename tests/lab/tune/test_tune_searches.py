@@ -400,7 +400,7 @@ def all_kinds() -> dict[Kernels, set[Any]]:
             (fmt, columns, size)
             for fmt in dense.DenseFormat
             for columns in dense.columns_of(fmt)
-            for size in dense.Size
+            for size in dense.sizes_of(columns)
         },
         Kernels.THRESHOLDS: {(name,) for name in ThresholdName},
     }

@@ -79,7 +79,7 @@ def _cost(name: str, model: str, setup: Setup, plan: Plan) -> tuple[QualityCost 
     cost = cost_of(model, name)
     if cost is None:
         return None, f"not measured for {table_name(model)}"
-    if setup.precision != PRECISIONS[name]:
+    if replace(setup.precision, weights_only=False) != PRECISIONS[name]:
         return None, "not measured together with other format options"
     if not cost.on_gpu and _has_narrow_activations(plan):
         return None, "measured only without the narrow activations that it uses on this GPU"
@@ -120,7 +120,9 @@ def _why_not(offer: PrecisionOffer, exact: PrecisionOffer) -> str:
 def settle_precision(
     outline: Outline, setup: Setup, workload: Workload, available: int | None = None
 ) -> tuple[Setup, str | None]:
-    """The setup with ``auto`` replaced, and the sentence that says by what; ``None`` if the user named a precision."""
+    """The setup for this checkpoint with ``auto`` replaced, and the sentence that says by what; ``None`` if the user
+    named a precision."""
+    setup = replace(setup, precision=replace(setup.precision, weights_only=outline.weights_only))
     if setup.precision.name != AUTO:
         return setup, None
     name, sentence = choose(precision_offers(outline, setup, workload, available))

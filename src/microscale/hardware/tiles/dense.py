@@ -14,9 +14,10 @@ ANY_ROWS_TOKENS = 16
 """Tokens up to which layers of any number of rows run in these programs. Programs of 32 tokens are for layers of few
 rows (``thresholds.Name.FEW_ROWS_TOKENS``): with many rows a GEMM's program shares each token among 128 of them."""
 MAX_REGISTERS = 255
-# How many rows a layer has, by what fills the card at 16 rows a program: two programs on every SM, three, and 16 warps
-# of a row tile each. Below that slices of K fill it (H200, one token, 5120 x 2880 bf16: four slices 9.9 us, eight 12.3,
-# sixteen 16.5, two 11.4; cuBLAS 10.7).
+# How many rows a layer has, by what fills the card at 16 rows a program: one program on every SM, two, three, and 16
+# warps of a row tile each. Below that slices of K fill it (H200, one token, 5120 x 2880 bf16: four slices 9.9 us, eight
+# 12.3, sixteen 16.5, two 11.4; cuBLAS 10.7).
+ONE_PROGRAM_ROWS_PER_SM = 16
 TWO_PROGRAMS_ROWS_PER_SM = 32
 ONE_WAVE_ROWS_PER_SM = 48
 MANY_ROWS_PER_SM = 256
@@ -34,8 +35,10 @@ class DenseFormat(StrEnum):
 class Size(StrEnum):
     """How many rows a layer has, for the card. With several blocks of tokens each block's rows count."""
 
+    ONE_PROGRAM = "one_program"
+    """At most one program of 16 rows on every SM. Where nothing was measured, as ``TWO_PROGRAMS``."""
     TWO_PROGRAMS = "two_programs"
-    """At most two programs of 16 rows on every SM."""
+    """At most two."""
     ONE_WAVE = "one_wave"
     """At most three."""
     CROWDED = "crowded"
@@ -84,11 +87,18 @@ def columns_of(weight_format: DenseFormat) -> tuple[int, ...]:
     return COLUMNS[:-1] if weight_format is DenseFormat.BF16 else COLUMNS
 
 
+def sizes_of(columns: int) -> tuple[Size, ...]:
+    """The sizes of programs of so many tokens. 32 tokens of very few rows are a wave in blocks of 16."""
+    return tuple(size for size in Size if (columns, size) != (COLUMNS[-1], Size.ONE_PROGRAM))
+
+
 def _misfit(case: DenseCase, tile: DenseTile, family: Family) -> str | None:
     columns = columns_of(case.format)
     if case.columns not in columns or tile.columns != case.columns:
         sizes = f"{', '.join(map(str, columns[:-1]))} or {columns[-1]}"
         return f"serves {tile.columns} tokens; programs have {sizes}, as the key says"
+    if case.size not in sizes_of(case.columns):
+        return f"is for {case.columns} tokens of so few rows, which run in blocks of {COLUMNS[1]}"
     if not 24 <= tile.registers <= MAX_REGISTERS:
         return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
     if min(getattr(tile, field.name) for field in fields(tile)) < 1 or tile.row_tiles % tile.warps_n:
@@ -127,6 +137,8 @@ def columns_for(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
 def size_of(rows: int, gpu: Gpu) -> Size:
     if rows >= MANY_ROWS_PER_SM * gpu.num_sms:
         return Size.MANY
+    if rows <= ONE_PROGRAM_ROWS_PER_SM * gpu.num_sms:
+        return Size.ONE_PROGRAM
     if rows <= TWO_PROGRAMS_ROWS_PER_SM * gpu.num_sms:
         return Size.TWO_PROGRAMS
     return Size.ONE_WAVE if rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms else Size.CROWDED
@@ -143,6 +155,8 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
 def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
     rows = measured(SECTION, gpu.family)
     row = rows.get(case)
+    if row is None and case.size is Size.ONE_PROGRAM:
+        return tile_of(replace(case, size=Size.TWO_PROGRAMS), gpu)
     if row is None and case.format is DenseFormat.NVFP4:  # FP8 blocks have more scales than MXFP8, and would spill
         row = rows.get(replace(case, format=DenseFormat.MXFP4))
     return by_rule(case, gpu.family) if row is None else row.tile
@@ -169,4 +183,4 @@ def by_rule(case: DenseCase, family: Family) -> DenseTile:
 
 def possible(weight_format: str, columns: int, gpu: Gpu) -> set[DenseTile]:
     """What ``choose`` may return on this card for this many tokens of a program."""
-    return {tile_of(DenseCase(DenseFormat(weight_format), columns, size), gpu) for size in Size}
+    return {tile_of(DenseCase(DenseFormat(weight_format), columns, size), gpu) for size in sizes_of(columns)}

@@ -93,6 +93,8 @@ class Gemma4Config:
     formats: tuple[LayerFormats, ...]
     tied: bool
     """lm_head is the embedding table."""
+    weights_only: bool = False
+    """NVFP4 weights are published for activations in BF16."""
     shard: Shard = WHOLE
     """The rank whose part of the model this is: heads and widths above are the rank's own."""
 

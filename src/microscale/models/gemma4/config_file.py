@@ -10,6 +10,7 @@ Overrides (``--hf-overrides``) change the keys of the text model before anything
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from microscale.errors import Unsupported
@@ -28,7 +29,7 @@ from microscale.models.config import (
 )
 from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
 from microscale.models.json_object import JsonObject
-from microscale.models.quantization import read_quantisation
+from microscale.models.quantization import Quantisation, read_quantisation
 
 TEXT_MODEL = "gemma4_text"
 MULTIMODAL = "gemma4"
@@ -74,7 +75,9 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     # Published files name end tokens and tying next to the text model, not in it.
     outer = {key: whole.data[key] for key in ("eos_token_id", "tie_word_embeddings") if key in whole.data}
     file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _OVERRIDABLE)
-    return from_text_config(file, _formats(folder, whole, read_num_layers(file)), folder)
+    quantised = read_quantisation(folder, whole, PREFIXES)
+    config = from_text_config(file, _formats(quantised, read_num_layers(file)), folder)
+    return replace(config, weights_only=quantised.weights_only)
 
 
 def preset(name: str, config: Gemma4Config, overrides: Mapping[str, object]) -> Gemma4Config:
@@ -112,9 +115,8 @@ def from_text_config(file: JsonObject, formats: Sequence[LayerFormats], folder: 
     )
 
 
-def _formats(folder: Path, config: JsonObject, num_layers: int) -> tuple[LayerFormats, ...]:
-    """The formats of each layer's weights in ``folder``."""
-    quantised = read_quantisation(folder, config, PREFIXES)
+def _formats(quantised: Quantisation, num_layers: int) -> tuple[LayerFormats, ...]:
+    """The formats of each layer's weights."""
     for layer_idx in range(num_layers):
         quantised.refuse(layer_idx, "router.proj", "router")
     return tuple(

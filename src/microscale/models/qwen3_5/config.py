@@ -171,6 +171,7 @@ PRESETS = {
     "qwen3.6-35b-a3b-nvfp4": replace(
         _35B_A3B,
         formats=Formats(experts="nvfp4", qkv="fp8", o="fp8", linear_in="fp8", linear_out="fp8", lm_head="nvfp4"),
+        weights_only=True,
     ),
     "qwen3.6-35b-a3b-fp8": replace(
         _35B_A3B,
@@ -229,13 +230,14 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     outer = {key: whole.data[key] for key in ("tie_word_embeddings",) if key in whole.data}
     file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _OVERRIDABLE)
     config = _from_text_config(file, folder)
-    return replace(config, formats=_formats(read_quantisation(folder, whole, PREFIXES), config.layer_kinds))
+    quantised = read_quantisation(folder, whole, PREFIXES)
+    return replace(config, formats=_formats(quantised, config.layer_kinds), weights_only=quantised.weights_only)
 
 
 def preset(name: str, config: Qwen35Config, overrides: Mapping[str, object]) -> Qwen35Config:
     """A preset with ``overrides`` of the keys that its config.json would have."""
     file = apply_overrides(JsonObject(f"Preset {name}", to_text_config(config)), overrides, _OVERRIDABLE)
-    return replace(_from_text_config(file), formats=config.formats)
+    return replace(_from_text_config(file), formats=config.formats, weights_only=config.weights_only)
 
 
 def _from_text_config(file: JsonObject, folder: Path | None = None) -> Qwen35Config:

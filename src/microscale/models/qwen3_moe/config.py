@@ -158,6 +158,7 @@ def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeC
     quantisation = read_quantisation(folder, file, PREFIXES)
     values |= {field: quantisation.uniform(range(values["num_layers"]), names) for field, names in _MODULES.items()}
     values["lm_head_format"] = quantisation.module("lm_head")
+    values["weights_only"] = quantisation.weights_only
     return build(
         file,
         Qwen3MoeConfig,

@@ -107,8 +107,10 @@ def kernels(case: ModelCase, gpu: Gpu, played: Gpu | None = None) -> Forecast:
 
 @lru_cache(maxsize=64)
 def _steps(model: str, precision: str, context: int, gpu: Gpu, played: Gpu) -> StepTimes[Forecast]:
-    setup = Setup(gpu, Activations.BF16, precision=PRECISIONS[precision])
-    shape = outline(model, PRESETS[model], setup.activations, PAGE_SIZE, context)
+    config = PRESETS[model]
+    as_published = replace(PRECISIONS[precision], weights_only=config.weights_only)
+    setup = Setup(gpu, Activations.BF16, precision=as_published)
+    shape = outline(model, config, setup.activations, PAGE_SIZE, context)
     return StepTimes(shape, make_plan(model, shape.uses, replace(setup, gpu=played)), setup, forecast)
 
 

@@ -60,9 +60,11 @@ SETTINGS = (
     Setting(dense="mxfp4", experts="mxfp8"),
     Setting(experts="mxfp4", moe_activations="mxfp8"),
     Setting(experts="mxfp8", moe_activations="mxfp8"),
-    # Where the oracle would take 8-bit activations for some sizes only.
+    # Where the oracle would take narrow activations for some sizes only.
     Setting("fast", dense="mxfp8", preference=Preference(backend="triton_mxfp8_a8")),
     Setting("fast", preference=Preference(backend="triton_mxfp4_a8")),
+    Setting(experts="nvfp4", moe_activations="nvfp4"),
+    Setting("fast", dense="nvfp4", preference=Preference(backend="triton_nvfp4_a4")),
 )
 HEAD_PRECISIONS = (
     make_precision().of_draft_head(),

@@ -24,7 +24,7 @@ COLUMNS = 2880
 # Of ``MANY`` as many as an lm_head has; of the others some of their range, for each SM. With 28 two blocks of 16 tokens
 # are more than a wave, so that 32 tokens are one block.
 MANY_ROWS = 201088
-ROWS_PER_SM = {Size.TWO_PROGRAMS: 28, Size.ONE_WAVE: 40, Size.CROWDED: 64}
+ROWS_PER_SM = {Size.ONE_PROGRAM: 16, Size.TWO_PROGRAMS: 28, Size.ONE_WAVE: 40, Size.CROWDED: 64}
 
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
@@ -34,7 +34,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
         return
     for fmt in DenseFormat:
         for columns in dense.columns_of(fmt):
-            for size in Size:
+            for size in dense.sizes_of(columns):
                 yield job_of(DenseCase(fmt, columns, size), gpu)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 
+from microscale.formats import block_format
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
 from microscale.hardware.tiles.experts import ANY_LOAD, LISTS, ExpertCase, ExpertGemm
@@ -36,6 +37,16 @@ HALF = "half of gpt-oss-120b"
 """As on one of two cards that share it."""
 MORE = {4: "gpt-oss-120b with 8 experts a token", 8: "gpt-oss-120b in mxfp8 with 8 experts a token"}
 """Weight bits → a layer of more than one wave, whose row serves every larger load."""
+QWEN36, QWEN3, GEMMA4 = "qwen3.6-35b-a3b-nvfp4", "qwen3-30b-a3b-nvfp4", "gemma-4-26b-a4b-nvfp4"
+NARROW = (
+    *(
+        (name, ExpertGemm.GATE_UP_DIRECT, tokens)
+        for name, tokens in ((QWEN36, 1), (GEMMA4, 1), (QWEN3, 1), (GEMMA4, 2))
+    ),
+    *((QWEN36, ExpertGemm.GATE_UP_LIST, tokens) for tokens in (4, OWN_LIST)),
+)
+"""Narrow experts in four bits, of which a token has eight or more: rows of their own, by their load."""
+NARROW_TOP_K = 8
 
 
 def layer_of(name: str) -> moe.ExpertLayer:
@@ -82,11 +93,12 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
             yield from {job.key: job for job in reversed(found)}.values()
         for model, tokens in ((HALF, 1), ("qwen3-30b-a3b", 2), (MORE[4], 2), (MORE[8], 2)):
             yield job_of(ExpertGemmWork(model, ExpertGemm.GATE_UP_DIRECT, tokens), gpu)
+        yield from (job_of(ExpertGemmWork(*work), gpu) for work in NARROW)
 
 
 def job_of(work: ExpertGemmWork, gpu: Gpu) -> TileSearch:
     layer = layer_of(work.model)
-    bits = 4 if layer.weight_format == "mxfp4" else 8
+    bits = block_format(layer.weight_format).bits
     of_down = work.gemm in (ExpertGemm.DOWN_DIRECT, ExpertGemm.DOWN_LIST)
     rows, k = (layer.hidden, layer.intermediate) if of_down else (2 * layer.intermediate, layer.hidden)
     shape = experts.ExpertShape(rows // 16, -(-k // 64), bits, layer.num_experts)
@@ -107,6 +119,10 @@ def key_of(work: ExpertGemmWork, bits: int, top_k: int, load: float, gpu: Gpu) -
     """Of the row that serves the case today, or of a new one. Rows of gate and up differ by the load alone: how many
     row tiles there are for an SM decides what registers leave one wave. Those of down differ by tokens."""
     serving, _ = experts.find(work.gemm, bits, work.tokens, top_k, load, gpu)
+    if (work.model, work.gemm, work.tokens) in NARROW:
+        tokens = OWN_LIST if work.gemm in LISTS else small_batch.DIRECT_TOKENS
+        own = ExpertCase(work.gemm, bits, tokens, NARROW_TOP_K, round(load / gpu.num_sms + 0.01, 2))
+        return serving if serving is not None and serving.top_k_from == NARROW_TOP_K else own
     if work.gemm in LISTS:
         up_to = ANY_LOAD if work.tokens in (OWN_LIST, LIST) else round(load / gpu.num_sms + 0.01, 2)
         return serving or ExpertCase(work.gemm, bits, OWN_LIST if work.is_own_list else LIST, 1, up_to)
