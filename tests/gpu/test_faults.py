@@ -56,7 +56,7 @@ def problem(tokens: int) -> ExpertsProblem:
 
 
 def _grouped(given: ExpertsProblem, gpu: Gpu, scaled: bool) -> Tensor:
-    tile = next(iter(possible(grouped.gemm_path(4, scaled), gpu)))
+    tile = next(iter(possible(grouped.gemm_path(4, scaled, False), gpu)))
     return grouped.run(given.packed, given.layer.gate, given.x, given.routing, gpu, block_scaled=scaled, tile=tile)
 
 

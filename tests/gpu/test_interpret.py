@@ -103,7 +103,7 @@ def test_matrix_products_within_a_rounding() -> None:
     """Experts of SM 8.0: sums in another order and with other roundings, and then rounded to bf16 three times."""
     gpu = known("a100")
     case = ExpertsInput("both", 20, hidden=352, intermediate=160)
-    tile = next(iter(possible(grouped.gemm_path(4, False), gpu)))
+    tile = next(iter(possible(grouped.gemm_path(4, False, False), gpu)))
     problem = ExpertsProblem.of(case, "mxfp4", "cpu")
 
     def run(device: str) -> tuple[Tensor, ...]:

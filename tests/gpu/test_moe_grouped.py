@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from microscale.formats import NVFP4
 from microscale.hardware import Feature, detect, known, present
 from microscale.hardware.tiles.gemm import GemmTile, possible
 from microscale.kernels import mxfp8_jit
@@ -63,7 +64,7 @@ def test_cases(case: ExpertsInput, fmt: str, scaled: bool) -> None:
 def test_every_tile(fmt: str, scaled: bool) -> None:
     case = ExpertsInput("tiles", 333, num_experts=5, top_k=3, hidden=416, intermediate=352)
     problem = ExpertsProblem.of(case, fmt, "cuda")
-    path = grouped.gemm_path(problem.packed.gate_up.format.bits, scaled)
+    path = grouped.gemm_path(problem.packed.gate_up.format.bits, scaled, problem.packed.gate_up.format is NVFP4)
     for tile in possible(path, detect()):
         check(problem, scaled, tile=tile)
 
@@ -78,7 +79,7 @@ def test_code_for_mma_sync_on_this_card(case: ExpertsInput, fmt: str, monkeypatc
     ampere = known("a100")
     if detect().shared_per_block < ampere.shared_per_block:
         pytest.skip(f"{detect().name} has less shared memory than the tiles of {ampere.name} take; see --as a100")
-    for tile in possible(grouped.gemm_path(problem.packed.gate_up.format.bits, False), ampere):
+    for tile in possible(grouped.gemm_path(problem.packed.gate_up.format.bits, False, False), ampere):
         y = grouped.run(problem.packed, case.gate, problem.x, problem.routing, ampere, tile=tile)
         check_rounded(y, problem.expected(), "bf16", 3)
 

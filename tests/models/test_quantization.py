@@ -92,6 +92,8 @@ def test_groups_without_activations_are_weights_only(tmp_path: Path) -> None:
     assert not read(tmp_path, compressed("nvfp4-pack-quantized", [], group_0=narrow)).weights_only
     plain = group(["Linear"], None, **NVFP4_GROUP) | {"input_activations": None}
     assert read(tmp_path, compressed("nvfp4-pack-quantized", [], group_0=plain)).weights_only
+    eight = plain | {"input_activations": {"num_bits": 8, "type": "float"}}
+    assert read(tmp_path, compressed("nvfp4-pack-quantized", [], group_0=eight)).weights_only
     channels = group(["Linear"], None, strategy="channel") | {"input_activations": None}
     assert not read(tmp_path, compressed("float-quantized", [], group_0=channels)).weights_only
 

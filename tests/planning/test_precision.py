@@ -53,6 +53,8 @@ def test_nvfp4_activations_are_for_nvfp4_weights() -> None:
     asked = make_precision("exact", (), "nvfp4")
     assert asked.activations("moe", BF16, "nvfp4") == (Activations.NVFP4,)
     assert asked.activations("dense", BF16, "nvfp4") == (BF16,)
+    # A draft head's experts may be in another format, for which no kernel has such activations.
+    assert asked.of_draft_head().activations("moe", BF16, "mxfp8") == (BF16,)
 
 
 def test_a_plan_never_widens_and_the_user_may() -> None:

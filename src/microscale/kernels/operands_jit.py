@@ -46,8 +46,9 @@ _E2M1_IN_E4M3: tl.constexpr = tl.constexpr(2.0**6)
 _E2M1_EXPONENT: tl.constexpr = tl.constexpr(62)
 _E4M3_EXPONENT: tl.constexpr = tl.constexpr(56)
 # NVFP4's packed scale << 4 as a bf16 factor, twice: its exponents are biased by 10, and 127 - 10 + 62 are missing.
-_E5M3_EXPONENT: tl.constexpr = tl.constexpr((127 - 10) << 3)  # the same for float32, in front of its exponent's bits
 _NVFP4_FACTOR: tl.constexpr = tl.constexpr(179 * 0x00800080)
+# The same for float32, of which it is the exponent's bits and three of the mantissa.
+_E5M3_EXPONENT: tl.constexpr = tl.constexpr((127 - 10) << 3)
 # Two bf16 numbers times two others; adding -0 keeps signed zeros. The plain bf16x2 product exists from SM90 on only.
 _MULTIPLY: tl.constexpr = tl.constexpr("""{
     .reg .b32 z;

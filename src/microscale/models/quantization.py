@@ -67,7 +67,7 @@ class Quantisation:
     prefixes: tuple[str, ...]
     """What may precede the names of layers in a pattern."""
     weights_only: bool = False
-    """Whether the NVFP4 weights are published for activations in BF16 (W4A16)."""
+    """Whether some of the NVFP4 weights are published for wider activations than NVFP4, most often BF16 (W4A16)."""
 
     def module(self, name: str) -> str:
         """The format of ``name``, such as ``layers.0.mlp.down_proj``, without a prefix."""
@@ -128,18 +128,24 @@ def read_quantisation(folder: Path | None, config: JsonObject, prefixes: Sequenc
 
 def _weights_only(method: str, file: JsonObject) -> bool:
     if method == "modelopt":
-        layers = file.nested("quantized_layers") if file.data.get("quantized_layers") else None
-        each = [layers.nested(name) for name in layers.data] if layers is not None else [file]
+        each = [file]
+        if file.require("quant_algo", str).upper() == MIXED:
+            layers = file.nested("quantized_layers")
+            each = [layers.nested(name) for name in layers.data]
         return any(entry.optional("quant_algo", str, "").upper() == "W4A16_NVFP4" for entry in each)
     if method == "compressed-tensors":
         groups = file.nested("config_groups")
-        each = [groups.nested(name) for name in groups.data]
-        return any(
-            group.optional("format", str, file.optional("format", str, "")) == "nvfp4-pack-quantized"
-            and group.data.get("input_activations") is None
-            for group in each
-        )
+        outer = file.optional("format", str, "")
+        return any(_has_wide_activations(groups.nested(name), outer) for name in groups.data)
     return False
+
+
+def _has_wide_activations(group: JsonObject, outer: str) -> bool:
+    """Whether a group has NVFP4 weights and activations of more than four bits."""
+    if group.optional("format", str, outer) != "nvfp4-pack-quantized":
+        return False
+    key = "input_activations"
+    return not group.data.get(key) or group.nested(key).optional("num_bits", int, 0) != 4
 
 
 def _check_same_algorithm(file: JsonObject, own: JsonObject) -> None:

@@ -47,10 +47,10 @@ class Precision:
     name: str
     formats: tuple[tuple[str, str], ...] = ()
     """(layer, format); layers that are not named keep their own format."""
-    mx_activations: tuple[str, ...] = ()
-    """Ops that may quantise their activations to MXFP8 where that is faster."""
+    narrow_activations: tuple[str, ...] = ()
+    """Ops that may quantise their activations where that is faster: to MXFP8, or to NVFP4 as follows."""
     nvfp4_activations: bool = False
-    """Whether they may quantise them to NVFP4 where weights are NVFP4, likewise."""
+    """Whether these ops have NVFP4 activations where their weights are NVFP4."""
     kv: str = "bf16"
     chosen: tuple[tuple[str, str], ...] = ()
     """(layer, format) that the user asked for by ``--layer-format``; they go before ``formats``."""
@@ -104,7 +104,7 @@ class Precision:
         """The formats in which activations may meet the weights of an op, the most exact first."""
         if op == "moe" and self.moe_activations != "auto":
             return (base,) if self.moe_activations == "bf16" else (Activations(self.moe_activations),)
-        if op not in self.mx_activations or base is not Activations.BF16:
+        if op not in self.narrow_activations or base is not Activations.BF16:
             return (base,)
         nvfp4 = self.nvfp4_activations and not self.weights_only and weight_format == NVFP4.name
         return base, Activations.NVFP4 if nvfp4 else Activations.MXFP8
@@ -115,9 +115,8 @@ class Precision:
         formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
         formats += (_EXPERTS,)
         chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
-        return replace(
-            self, formats=formats, mx_activations=(), nvfp4_activations=False, chosen=chosen, where_it_fits=True
-        )
+        plain = replace(self, formats=formats, narrow_activations=(), moe_activations=AUTO)
+        return replace(plain, chosen=chosen, where_it_fits=True)
 
     def named(self, name: str) -> Precision:
         """Another of ``PRECISIONS`` with what the user changed of this one."""

@@ -83,7 +83,7 @@ def test_a_cost_that_was_measured_without_the_cards_activations_is_unknown() -> 
     """It was measured on a CPU, whose activations are float32; large batches on a GB10 quantise them to MXFP8."""
     name, sentence = settled("demo", "gb10")
     assert name == "exact"
-    assert "measured only without the narrow activations that it uses on this GPU" in sentence
+    assert "measured only without the 8-bit or 4-bit activations that it has on this GPU" in sentence
 
 
 @pytest.mark.parametrize(("model", "wanted"), [("gemma-4-26b-a4b-nvfp4", "nvfp4"), ("qwen3.6-35b-a3b-nvfp4", "bf16")])

@@ -92,7 +92,7 @@ def machine_of(cubin: bytes) -> int:
 
 def run_block_scaled(problem: ExpertsProblem) -> None:
     gpu = detect()
-    tile = next(iter(possible(grouped.gemm_path(4, True), gpu)))
+    tile = next(iter(possible(grouped.gemm_path(4, True, False), gpu)))
     case = problem.layer
     grouped.run(problem.packed, case.gate, problem.x, problem.routing, gpu, block_scaled=True, tile=tile)
 

@@ -51,7 +51,7 @@ def test_what_only_gb10_starts_is_proved() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_block_scaled_arithmetic_is_promised_where_the_card_has_it(name: str, gpu: str) -> None:
     """Without a promise the gate could not tell a fall-back to BF16 from what was meant."""
-    assert PRECISIONS["balanced"].mx_activations == ("moe",)
+    assert PRECISIONS["balanced"].narrow_activations == ("moe",)
     found = inventory.record_setting(inventory.models()[name], known(gpu), inventory.Setting("balanced"))
     assert found is not None
     promises = [kernel.promise or "" for kernel in found if kernel.constants.get("MX")]

@@ -70,7 +70,8 @@ def test_every_matrix_kernel_is_executed(card: str, op: str) -> None:
         assert row["executed_on"] == CPU
         assert row["cases"] > 0
         assert row["ok"], row["reason"]
-        assert 0 <= row["rms"] <= 0.1, "an error that no format here allows"
+        most = 0.2 if "NVFP4" in row["variant"] else 0.1  # two roundings to four bits
+        assert 0 <= row["rms"] <= most, "an error that no format here allows"
 
 
 @cache
@@ -99,8 +100,10 @@ def test_the_ptx_of_both_consumer_architectures_is_one(op: str) -> None:
     """So what was executed as one stands for the other."""
     ((one, other),) = SAME_PTX.items()
     cards = {gpu.sm: gpu for gpu in map(known, ("rtx5090", "gb10"))}
-    kind = ExpertsCase if op == "moe" else KernelCase
-    case = next(case for case in reversed(cases_of(op, kind)) if case.refuses(cards[one]) is None)
+    cases = [case for case in cases_of(op) if case.refuses(cards[one]) is None]
+    if op == "moe":
+        cases = [case for case in cases if isinstance(case, ExpertsCase) and case.activations.narrow]
+    case = cases[-1]
     kernel = max(rehearse(case, cards[one]).kernels, key=lambda kernel: (kernel.promise is not None, kernel.label))
     ptx = {sm: compile_to_ptx(proof_kernel(kernel), sm)[0] for sm in (one, other)}
     assert ptx[one] != ptx[other]
@@ -203,7 +206,7 @@ def test_what_is_not_interpreted_is_counted_and_is_no_failure(tmp_path: Path) ->
 
 def test_what_a_card_does_not_have_is_left_out_with_its_reason() -> None:
     selected = select([known("a100")], [case for case in cases_of("moe") if "70 tokens" in case.name], CPU)
-    assert len(selected.left_out) == 2  # both formats with 8-bit activations
+    assert len(selected.left_out) == 3  # all formats with narrow activations
     assert any(left.reason.startswith("needs a block-scaled matrix instruction") for left in selected.left_out)
     assert {left.variant for left in selected.left_out} == {None}
     large = select([known("a100")], [case for case in all_cases() if case.op == "sampling" and case.large], CPU)

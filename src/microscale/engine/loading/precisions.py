@@ -82,7 +82,7 @@ def _cost(name: str, model: str, setup: Setup, plan: Plan) -> tuple[QualityCost 
     if replace(setup.precision, weights_only=False) != PRECISIONS[name]:
         return None, "not measured together with other format options"
     if not cost.on_gpu and _has_narrow_activations(plan):
-        return None, "measured only without the narrow activations that it uses on this GPU"
+        return None, "measured only without the 8-bit or 4-bit activations that it has on this GPU"
     return cost, None
 
 

@@ -143,6 +143,11 @@ def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_
     setup, chosen_because = settle_precision(shape, setup, workload, available)
     if chosen_because is not None:
         log.info(chosen_because)
+    if setup.precision.nvfp4_activations and setup.precision.weights_only:
+        log.info(
+            "The checkpoint's NVFP4 weights are published for wider activations, which it keeps; --moe-activations "
+            "nvfp4 gives its experts NVFP4 ones."
+        )
     shape.check_drafts(workload.draft_tokens)
     head = None
     if drafts is not None and drafts.is_head:

@@ -145,7 +145,8 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
-    """The tile that was measured on the card's family, for NVFP4 or else for MXFP4, or else the rule's."""
+    """The tile that was measured on the card's family, for NVFP4 or else for MXFP4, for one program on every SM or else
+    for two; or else the rule's."""
     columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
@@ -154,11 +155,12 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> DenseTile:
 
 def tile_of(case: DenseCase, gpu: Gpu) -> DenseTile:
     rows = measured(SECTION, gpu.family)
-    row = rows.get(case)
-    if row is None and case.size is Size.ONE_PROGRAM:
-        return tile_of(replace(case, size=Size.TWO_PROGRAMS), gpu)
-    if row is None and case.format is DenseFormat.NVFP4:  # FP8 blocks have more scales than MXFP8, and would spill
-        row = rows.get(replace(case, format=DenseFormat.MXFP4))
+    cases = [case]
+    if case.format is DenseFormat.NVFP4:  # FP8 blocks have more scales than MXFP8, and would spill
+        cases.append(replace(case, format=DenseFormat.MXFP4))
+    if case.size is Size.ONE_PROGRAM:
+        cases += [replace(each, size=Size.TWO_PROGRAMS) for each in cases]
+    row = next((rows[each] for each in cases if each in rows), None)
     return by_rule(case, gpu.family) if row is None else row.tile
 
 

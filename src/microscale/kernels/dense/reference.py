@@ -10,7 +10,6 @@ from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
-from microscale.kernels.narrow import Rounding, rounding, widened
 from microscale.kernels.op import Cost, Reason, always
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ CHUNK_ROWS = 16384
 BLOCK_ROWS = 1024
 
 
-def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None, round_x: Rounding = widened) -> Tensor:
-    """``x [tokens, columns]`` → ``[tokens, rows]`` in float32. ``round_x``: what the GEMM's input is rounded to."""
-    x = round_x(x)
+def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> Tensor:
+    """``x [tokens, columns]`` → ``[tokens, rows]`` in float32."""
+    x = x.float()
     rows = weights.weight.shape[0]
     parts = []
     for start in range(0, rows, CHUNK_ROWS):
@@ -55,12 +54,12 @@ def summarise(values: Tensor, block_rows: int = BLOCK_ROWS) -> Logits:
 
 
 def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
-    return dense(x, packed, residual, rounding(spec.activations)).to(x.dtype)
+    return dense(x, packed, residual).to(x.dtype)
 
 
 def run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
     """Float32 logits, capped, with their blocks."""
-    return summarise(capped(dense(x, packed, None, rounding(spec.activations)), spec.softcap))
+    return summarise(capped(dense(x, packed), spec.softcap))
 
 
 class ReferenceDense(DenseOp[DenseWeights]):
@@ -75,8 +74,8 @@ class ReferenceDense(DenseOp[DenseWeights]):
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:
             return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
-        if spec.activations.narrow and not gpu.is_cpu:
-            return f"computes with {spec.activations} activations on a CPU alone"
+        if spec.activations.narrow:
+            return f"computes in float32, not with {spec.activations} activations"
         return None
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:

@@ -37,7 +37,7 @@ QUANTISE = {"ROWS": 4, "COLUMNS": 512}
 QUANTISED_NUMBERS = 2048
 """Of one program of quantise_rows, which has whole rows: 16 values a thread with 4 warps, or more."""
 SCALED_COLUMNS = 128
-"""Quantised rows are padded to this many columns: one word of four scale bytes."""
+"""Quantised rows are padded to this many columns: one word of scale bytes."""
 MMA = {
     Feature.MX_MMA: r"mma\.sync\S*block_scale",
     Feature.TCGEN05: r"tcgen05\.mma\S*block_scale",
@@ -66,10 +66,9 @@ class Activation:
 
     @property
     def scale_words(self) -> Tensor:
-        """What the GEMM reads: words of the scales of 128 columns."""
-        if self.scales is None or self.scales.dtype == torch.int64:  # NVFP4's are words already
-            return self.values if self.scales is None else self.scales
-        return self.scales.view(torch.int32)
+        """What the GEMM reads: words of the scales of 128 columns, four bytes or (NVFP4, words already) eight."""
+        scales = self.values if self.scales is None else self.scales
+        return scales.view(torch.int32) if scales.dtype == torch.uint8 else scales
 
     @property
     def scale_bytes(self) -> Tensor:
@@ -96,7 +95,7 @@ def mma_promise(gpu: Gpu, path: GemmPath) -> str | None:
     return next((text for feature, text in instructions.items() if gpu.has(feature)), None)
 
 
-def gemm_path(bits: int, block_scaled: bool, nvfp4: bool = False) -> GemmPath:
+def gemm_path(bits: int, block_scaled: bool, nvfp4: bool) -> GemmPath:
     """The kind of GEMM by the bits of a weight, and whether it is NVFP4."""
     if block_scaled and nvfp4:
         return GemmPath.W4A4
@@ -127,12 +126,12 @@ def run(
     inputs = quantise(x, path) if block_scaled else Activation(x, None)
     in_epilogue = block_scaled and path is not GemmPath.W4A4
     h = Activation.empty(tokens * top_k, packed.intermediate, in_epilogue, x.device)
-    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
     constants = {"ROW_SCALES": packed.gate_up.format.name in ROW_SCALED, **gemm_constants(gpu, path, tile)}
     settings = GemmSettings(constants, gemm_options(gpu, path, tile), mma_promise(gpu, path))
     _gate_up(packed, gate, inputs, work, h, settings)
     if path is GemmPath.W4A4:
         h = _quantise_rows(h.values)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
     _down(packed, h, work, routing, parts, settings)
     combine(parts, y, top_k, gpu)
     return y
@@ -161,7 +160,8 @@ def _quantise_rows(x: Tensor) -> Activation:
     together = max(QUANTISED_NUMBERS // columns, 1)
     constants = {"PLAIN": binding.PLAIN, "ROWS": together, "COLUMNS": columns}
     arguments = (x, values, scales, rows, k, x.stride(0))
-    launch(nvfp4_jit.quantise_rows, (cdiv(rows, together),), arguments, constants, {"num_warps": 4})
+    options = {"num_warps": min(max(columns // QUANTISED_NUMBERS, 4), 16)}
+    launch(nvfp4_jit.quantise_rows, (cdiv(rows, together),), arguments, constants, options)
     return Activation(values, scales)
 
 

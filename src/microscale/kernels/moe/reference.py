@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from microscale.formats import FORMATS, decode
+from microscale.formats import FORMATS, MXFP4, MXFP8, NVFP4, decode
 from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import bytes_per_expert, expert_flops, expert_weight_bytes
-from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.narrow import Rounding, rounding, widened
 from microscale.kernels.op import Cost, Reason, always
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MEETS = {Activations.MXFP8: (MXFP4.name, MXFP8.name), Activations.NVFP4: (NVFP4.name,)}
+"""Narrow activations → the weights that they meet in kernels."""
 
 
 def apply_gate(h: Tensor, gate: Gate) -> Tensor:
@@ -80,6 +84,8 @@ class ReferenceMoe(MoeOp[MoeWeights]):
             return f"reads {', '.join(FORMATS)} experts, not {spec.weight_format}"
         if spec.activations.narrow and not gpu.is_cpu:
             return f"computes with {spec.activations} activations on a CPU alone"
+        if spec.weight_format not in MEETS.get(spec.activations, FORMATS):
+            return f"has no {spec.activations} activations for {spec.weight_format} experts, as no kernel has"
         return None
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -56,8 +57,10 @@ def cases() -> tuple[tuple[str, str, str], ...]:
 
 
 def _holds(model: str, card: str, precision: str) -> bool:
-    setup = Setup(KNOWN[card], Activations.BF16, precision=PRECISIONS[precision])
-    shape = outline(model, PRESETS[model], setup.activations, PAGE_SIZE, LEAST_CONTEXT)
+    config = PRESETS[model]
+    as_published = replace(PRECISIONS[precision], weights_only=config.weights_only)
+    setup = Setup(KNOWN[card], Activations.BF16, precision=as_published)
+    shape = outline(model, config, setup.activations, PAGE_SIZE, LEAST_CONTEXT)
     try:
         _, memory = plan_and_size(shape, setup, Workload(LEAST_CONTEXT, utilization=1.0))
     except Unsupported:  # BF16 experts run in another format only

@@ -44,7 +44,8 @@ class PrecisionChoice:
     name: str
     precision: Precision
     dtype: str = "auto"
-    """Activations; ``auto`` is float32 on a CPU, so that a plan's weights alone are seen there."""
+    """Activations between ops; ``auto`` is float32 on a CPU, so that a plan's weights alone are seen there, and what
+    ``moe_activations`` names."""
 
 
 def all_choices() -> list[PrecisionChoice]:
