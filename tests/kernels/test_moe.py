@@ -157,9 +157,13 @@ def test_cost_of_gpt_oss_120b_layer() -> None:
 def test_refusals() -> None:
     spec = MoeSpec(4, 2, 64, 64, "int4", Activations.BF16, SWIGLU, True, tokens=1)
     mx = MoeSpec(4, 2, 64, 64, "mxfp4", Activations.MXFP8, SWIGLU, True, tokens=1)
+    four_bits = MoeSpec(4, 2, 64, 64, "mxfp4", Activations.NVFP4, SWIGLU, True, tokens=1)
     for implementation in (ReferenceMoe(), DequantizedMoe()):
         assert "not int4" in (implementation.supports(spec, hardware.cpu()) or "")
-        assert "mxfp8" in (implementation.supports(mx, hardware.cpu()) or "")
+        assert "mxfp8" in (implementation.supports(mx, hardware.known("h200")) or "")
+        assert "nvfp4" in (implementation.supports(four_bits, hardware.cpu()) or "")
+    # On a CPU the reference rounds activations as kernels do, where there is one for these weights.
+    assert ReferenceMoe().supports(mx, hardware.cpu()) is None
     weights = make_weights(2, 64, 32, MXFP4, True, seed=0)
     with pytest.raises(Unsupported, match="not one expert layer"):
         MoeWeights(weights.gate_up, weights.gate_up)
