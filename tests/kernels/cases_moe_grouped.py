@@ -21,9 +21,10 @@ from microscale.kernels import operands_jit as jit
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import grouped
 from microscale.kernels.narrow import nvfp4
-from microscale_lab.cases.errors import assert_close, check_rounded, rms_step
+from microscale_lab.cases.errors import assert_close, check_rounded
 from microscale_lab.cases.experts import LAYERS as CASES
 from microscale_lab.cases.experts import SWIGLU, ExpertsInput, ExpertsProblem
+from microscale_lab.cases.moe import SAME_NVFP4
 
 AMPERE = known("a100")
 # The interpreter truncates where `combine` rounds to bf16: twice the error of one rounding.
@@ -68,8 +69,7 @@ def test_mxfp8_activations(case: ExpertsInput, fmt: str) -> None:
 def test_nvfp4_activations(case: ExpertsInput) -> None:
     problem = ExpertsProblem.of(case, "nvfp4", "cpu")
     actual = run(problem, block_scaled=True)
-    # As above; and a gate's output that lies between two codes may round to the other.
-    assert_close(actual, problem.expected_quantised(nvfp4, nvfp4), worst=5 * rms_step("e2m1"), rms=4 * rms_step("bf16"))
+    assert_close(actual, problem.expected_quantised(nvfp4, nvfp4), worst=SAME_NVFP4.worst, rms=SAME_NVFP4.rms)
     check_rounded(actual, problem.expected(), "e2m1", 3)
 
 

@@ -31,6 +31,7 @@ from microscale.kernels.small.spec import RopeTable
 from microscale_lab.calls import run_attention, run_fused
 from microscale_lab.cases.errors import assert_close, check_rounded, errors, rms_step, step
 from microscale_lab.cases.experts import GELU, ExpertsInput, ExpertsProblem
+from microscale_lab.cases.moe import SAME_NVFP4
 from ptxproof import TritonKernel
 from ptxproof.ptx import PtxInstruction, instructions
 from support.interpreted import Edit, interpreted
@@ -139,9 +140,7 @@ def expected_nvfp4(given: ExpertsProblem) -> Tensor:
 def test_nvfp4_experts() -> None:
     gpu = known("gb10")
     expected = expected_nvfp4(problem(20, "nvfp4")[1])
-    # A gate's output that lies between two codes may round to the other.
-    bounds = {"worst": 5 * rms_step("e2m1"), "rms": 4 * rms_step("bf16")}
-    assert_close(run_grouped(gpu, "nvfp4", True), expected, **bounds)
+    assert_close(run_grouped(gpu, "nvfp4", True), expected, worst=SAME_NVFP4.worst, rms=SAME_NVFP4.rms)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ class SummedByNormCase(ExpertsCase):
         return finish
 
 
+SAME_NVFP4 = Errors(5 * rms_step("e2m1"), 4 * rms_step("bf16"))
+"""Of a layer with the same 4-bit numbers. A gate's output that lies between two codes may round to the other."""
 QUANTISED = (BLOCK_SCALED, BLOCK_SCALED_NVFP4, FP8_RESIDENT, WGMMA_FP8)
 """The paths whose products have 8-bit or 4-bit activations."""
 
@@ -143,8 +145,7 @@ def hold_experts(y: Tensor, problem: ExpertsProblem, path: MoePath[Any]) -> Iter
     if path is BLOCK_SCALED_NVFP4:
         yield compare("y", y, exact, rounded_bound(exact, "e2m1", 3))
         alike = problem.expected_quantised(nvfp4, nvfp4)
-        # A gate's output that lies between two codes may round to the other.
-        yield compare("y of the same codes", y, alike, Errors(5 * rms_step("e2m1"), 4 * rms_step("bf16")))
+        yield compare("y of the same codes", y, alike, SAME_NVFP4)
         return
     # Two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
     yield compare("y", y, exact, rounded_bound(exact, "e4m3", 3))
