@@ -133,7 +133,7 @@ def test_attention(entry: AttentionOp, rows: int) -> None:
 @pytest.mark.parametrize("entry", of_op("recurrent"))
 def test_recurrent(entry: RecurrentOp, rows: int) -> None:
     """One token of each sequence, and prompts of so many."""
-    base = RecurrentSpec(1, 2, 32, 32, 4, Activations.BF16, tokens=rows)
+    base = RecurrentSpec(1, 2, 32, 32, 4, 64, Activations.BF16, tokens=rows)
     for spec, gpu in runnable(entry, base):
         assert isinstance(spec, RecurrentSpec)
         weights, cache = (

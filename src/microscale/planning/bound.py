@@ -284,9 +284,9 @@ class Recurrent:
         self._gpu = kind.choice.gpu
         self._weights = weights
 
-    def __call__(self, projected: Tensor, gates: Tensor, cache: StateCache, batch: StateBatch) -> Tensor:
+    def __call__(self, projected: Tensor, x: Tensor, cache: StateCache, batch: StateBatch) -> Tensor:
         entry, spec, path = self._kind.runs[projected.shape[0], batch.shape]
-        return entry.run(spec, self._gpu, projected, gates, self._weights, cache, batch, path)
+        return entry.run(spec, self._gpu, projected, x, self._weights, cache, batch, path)
 
 
 class SmallKind:

@@ -172,7 +172,7 @@ def fuses(way: Split) -> Supports:
             return f"takes one new token of each sequence, not {shape.longest_query}"
         if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
             return (
-                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
+                f"norms queries and keys of heads that are {spec.head_dim} wide, and these are not normed"
             )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"

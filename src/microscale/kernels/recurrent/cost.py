@@ -10,11 +10,11 @@ def recurrent_bytes(spec: RecurrentSpec) -> int:
     once for each token."""
     shape = spec.shape
     written = spec.tokens if shape.verify else shape.sequences
-    row = (spec.channels + 2 * spec.width) * spec.activations.itemsize
+    row = (spec.channels + 2 * spec.width + spec.hidden) * spec.activations.itemsize
     columns = spec.taps * spec.channels * spec.activations.itemsize
-    return (shape.sequences + written) * (4 * spec.state_numbers + columns) + spec.tokens * row
+    return (shape.sequences + written) * (4 * spec.state_numbers + columns) + spec.tokens * row + spec.gate_bytes
 
 
 def recurrent_flops(spec: RecurrentSpec) -> int:
     """Recalling, writing and reading the state: two operations for each of its numbers, three times."""
-    return 6 * spec.tokens * spec.state_numbers + 2 * spec.tokens * spec.channels * spec.taps
+    return 2 * spec.tokens * (3 * spec.state_numbers + spec.channels * spec.taps + 2 * spec.num_heads * spec.hidden)

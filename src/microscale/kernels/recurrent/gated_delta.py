@@ -59,7 +59,7 @@ class _Call:
     spec: RecurrentSpec
     gpu: Gpu
     projected: Tensor
-    gates: Tensor
+    x: Tensor
     weights: RecurrentWeights
     cache: StateCache
     batch: StateBatch
@@ -76,13 +76,13 @@ class _Call:
         batch, weights, cache = self.batch, self.weights, self.cache
         one, pdl = batch.shape.longest == 1, self.gpu.has(Feature.PDL) and not binding.PLAIN
         arguments = (
-            self.projected, self.gates, weights.conv, weights.decay, weights.dt_bias, weights.norm,
+            self.projected, self.x, weights.gates, weights.conv, weights.decay, weights.dt_bias, weights.norm,
             cache.state, cache.columns, out, batch.query_start, batch.context_lens, batch.read, batch.write,
-            weights.epsilon, short_len(self.spec), self.projected.stride(0), self.gates.stride(0),
+            weights.epsilon, short_len(self.spec), self.projected.stride(0), self.x.stride(0),
             cache.state.stride(0), cache.columns.stride(0), batch.write.stride(0),
         )  # fmt: skip
         constants = self.layer() | self.convolution()
-        constants |= {"ONE": one, "VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
+        constants |= {"HIDDEN": self.spec.hidden, "ONE": one, "VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
         # 64 numbers of the state a thread, which are 8 warps for 128 x 128. With 128 registers two programs run on an
         # SM, and one reads while the other writes. A loop over tokens needs 200: with half the state a thread it has
         # room. A thread has several rows of the state however small it is. With one, a product and the sum over threads
@@ -107,12 +107,13 @@ class _Call:
         inverse, scores = (scratch(spec.num_heads, CHUNK) for _ in range(2))
         decays, rates = (scratch(spec.num_heads, 1, torch.float32) for _ in range(2))
         made = q, k, v, inverse, scores, decays, rates
+        gates = _project(self.x, weights.gates)
         blocks, short, row = tokens // CHUNK + sequences, short_len(spec), self.projected.stride(0)
 
         arguments: tuple[Any, ...] = (
-            self.projected, self.gates, weights.conv, weights.decay, weights.dt_bias, cache.columns, *made,
+            self.projected, gates, weights.conv, weights.decay, weights.dt_bias, cache.columns, *made,
             batch.query_start, batch.context_lens, batch.read,
-            tokens, sequences, short, row, self.gates.stride(0), cache.columns.stride(0),
+            tokens, sequences, short, row, gates.stride(0), cache.columns.stride(0),
         )  # fmt: skip
         constants = self.layer() | self.convolution() | {"CHUNK": CHUNK}
         launch(chunks_jit.prepare, (blocks, spec.num_heads), arguments, constants, {"num_warps": 8}, MMA)
@@ -135,12 +136,21 @@ class _Call:
         launch(chunks_jit.finish, (blocks, spec.num_heads), arguments, constants, {"num_warps": 8})
 
 
+def _project(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T`` in float32, with sums in float32."""
+    if x.is_meta:  # a shape alone: see ``kernels/linear.py``
+        return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+    if x.is_cuda and x.dtype is torch.bfloat16:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return x.float() @ weight.float().T
+
+
 def _run(
-    short: bool, long: bool, spec: RecurrentSpec, gpu: Gpu, projected: Tensor, gates: Tensor, weights: RecurrentWeights,
+    short: bool, long: bool, spec: RecurrentSpec, gpu: Gpu, projected: Tensor, x: Tensor, weights: RecurrentWeights,
     cache: StateCache, batch: StateBatch,
 ) -> Tensor:  # fmt: skip
     """``short``, ``long``: whether some sequences may be."""
-    call = _Call(spec, gpu, projected, gates, weights, cache, batch)
+    call = _Call(spec, gpu, projected, x, weights, cache, batch)
     out = torch.empty((projected.shape[0], spec.width), dtype=projected.dtype, device=projected.device)
     if not projected.shape[0]:
         return out
@@ -193,4 +203,4 @@ class TritonRecurrent(RecurrentOp):
         if spec.shape.longest <= short_len(spec):
             return Cost(*counted, efficiency=0.6)
         # Three times the bytes: q, k, v and two matrices of each chunk go through memory between the launches.
-        return Cost(*counted, efficiency=0.2, launches=3 if spec.shape.sequences == 1 else 4)
+        return Cost(*counted, efficiency=0.2, launches=4 if spec.shape.sequences == 1 else 5)

@@ -1,4 +1,5 @@
-"""The jit code of ``triton`` for sequences with few new tokens: convolution, norms, gates, state, output norm in one.
+"""The jit code of ``triton`` for sequences with few new tokens: gates with their projection, convolution, norms, state
+and output norm in one.
 
 A program has one value head of one sequence, and keeps its whole state in registers while it runs the tokens one after
 the other. So the norm of the output, which needs the head's every column, costs no launch. And all that is older than
@@ -110,11 +111,11 @@ def _convolve(columns, taps, TAPS: tl.constexpr):
     do_not_specialize_on_alignment=["query_start_ptr", "context_lens_ptr", "read_ptr", "write_ptr"],
 )
 def run_tokens(
-    projected_ptr, gates_ptr, conv_ptr, decay_ptr, dt_bias_ptr, norm_ptr, state_ptr, columns_ptr, out_ptr,
+    projected_ptr, x_ptr, gates_ptr, conv_ptr, decay_ptr, dt_bias_ptr, norm_ptr, state_ptr, columns_ptr, out_ptr,
     query_start_ptr, context_lens_ptr, read_ptr, write_ptr,
-    epsilon, short_len, stride_projected, stride_gates, stride_state, stride_columns, stride_write,
+    epsilon, short_len, stride_projected, stride_x, stride_state, stride_columns, stride_write,
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr,
-    ONE: tl.constexpr, VERIFY: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    HIDDEN: tl.constexpr, ONE: tl.constexpr, VERIFY: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (value heads, sequences). Sequences of none or more than ``short_len`` new tokens are left alone.
 
@@ -153,6 +154,10 @@ def run_tokens(
     taps = _load_taps(conv_ptr, channel, part < 3, TAPS)
     decay = tl.load(decay_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
+    hidden = tl.arange(0, triton.next_power_of_2(HIDDEN))
+    real = hidden < HIDDEN
+    b_weights = tl.load(gates_ptr + head * HIDDEN + hidden, mask=real, other=0.0)
+    a_weights = tl.load(gates_ptr + (HEADS + head) * HIDDEN + hidden, mask=real, other=0.0)
     if PDL:
         let_next_begin_and_wait()
 
@@ -162,8 +167,9 @@ def run_tokens(
     for token in range(1 if ONE else count):
         at = (begin + token).to(tl.int64)
         columns = (tl.load(projected_ptr + at * stride_projected + source),) + before
-        beta = rate(tl.load(gates_ptr + at * stride_gates + head))
-        kept = tl.exp(log_decay(tl.load(gates_ptr + at * stride_gates + HEADS + head), dt_bias, decay))
+        token_x = tl.load(x_ptr + at * stride_x + hidden, mask=real, other=0.0).to(tl.float32)
+        beta = rate(tl.sum(token_x * b_weights.to(tl.float32)))
+        kept = tl.exp(log_decay(tl.sum(token_x * a_weights.to(tl.float32)), dt_bias, decay))
         x = tl.reshape(_convolve(columns, taps, TAPS), (4, DIM))
         normed = x * tl.rsqrt(tl.sum(square(x, PLAIN), axis=1) + 1e-6)[:, None]
         x = tl.where(tl.arange(0, 4)[:, None] < 2, normed, x)

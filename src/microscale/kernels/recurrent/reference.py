@@ -50,11 +50,12 @@ def _delta_rule(
 
 
 def recurrent(
-    projected: Tensor, gates: Tensor, weights: RecurrentWeights, cache: StateCache, batch: StateBatch,
+    projected: Tensor, x: Tensor, weights: RecurrentWeights, cache: StateCache, batch: StateBatch,
     spec: RecurrentSpec,
 ) -> Tensor:  # fmt: skip
     """The op, in float32."""
     out = torch.zeros(projected.shape[0], spec.width, dtype=torch.float32, device=projected.device)
+    gates = x.float() @ weights.gates.float().T
     starts, lens = batch.query_start.tolist(), batch.context_lens.tolist()
     for seq, context_len in enumerate(lens):
         start, end = starts[seq], starts[seq + 1]
@@ -66,7 +67,7 @@ def recurrent(
         zeros = [torch.zeros_like(cache.columns[0, :, 0])] * (spec.taps - 1 - len(before))
         history = torch.stack([*zeros, *before])
         qkv, z = projected[start:end].split((spec.channels, spec.width), dim=1)
-        b, a = gates[start:end].float().chunk(2, dim=1)
+        b, a = gates[start:end].chunk(2, dim=1)
         heads, key_heads = spec.num_heads, spec.num_key_heads
         mixed = _convolve(qkv.float(), history.float(), weights.conv.float())
         q, k, v = mixed.split((key_heads * spec.key_dim, key_heads * spec.key_dim, spec.width), dim=1)
@@ -90,13 +91,13 @@ def recurrent(
 
 
 def _run(
-    spec: RecurrentSpec, gpu: Gpu, projected: Tensor, gates: Tensor, weights: RecurrentWeights, cache: StateCache,
+    spec: RecurrentSpec, gpu: Gpu, projected: Tensor, x: Tensor, weights: RecurrentWeights, cache: StateCache,
     batch: StateBatch,
 ) -> Tensor:  # fmt: skip
     # On ``meta`` there are no lengths to go by, and no kernel of ours would run.
     if projected.is_meta:
         return projected.new_empty(projected.shape[0], spec.width)
-    return recurrent(projected, gates, weights, cache, batch, spec).to(projected.dtype)
+    return recurrent(projected, x, weights, cache, batch, spec).to(projected.dtype)
 
 
 class ReferenceRecurrent(RecurrentOp):

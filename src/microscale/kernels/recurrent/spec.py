@@ -1,8 +1,10 @@
-"""The contract of ``recurrent``: Gated DeltaNet from its projections to what its output projection reads.
+"""The contract of ``recurrent``: Gated DeltaNet from its projections to what its output projection reads. The two gates
+of a head are projected here too: their weights are few, and a launch of their own would cost more than the product.
 
 A layer keeps, for each sequence, a matrix per value head (float32) and the last columns of its convolution. Both are in
 a *slot*. A step reads a sequence's slot, runs its new tokens one after the other, and writes a slot:
 
+    b, a = gates x                        for each value head
     c  = silu(conv(q, k, v))              a causal convolution of each channel over its last ``taps`` tokens
     q  = q / |q| / sqrt(key_dim)          k = k / |k|                 value head j uses q and k of head j // group
     S  = exp(-exp(a_log) · softplus(a + dt_bias)) · S
@@ -61,6 +63,8 @@ class RecurrentSpec:
     value_dim: int
     taps: int
     """Tokens that the convolution sees, the token itself included."""
+    hidden: int
+    """Width of a token, which the gates are projected from."""
     activations: Activations
     tokens: int
     """New tokens, over all sequences."""
@@ -96,6 +100,11 @@ class RecurrentSpec:
         return 4 * self.state_numbers + self.channels * RING * self.activations.itemsize
 
     @property
+    def gate_bytes(self) -> int:
+        """Of the weights that both gates of every head are projected with."""
+        return 2 * self.num_heads * self.hidden * self.activations.itemsize
+
+    @property
     def state_numbers(self) -> int:
         """Numbers of a slot's state, in float32."""
         return self.num_heads * self.key_dim * self.value_dim
@@ -105,6 +114,7 @@ class RecurrentSpec:
 class RecurrentWeights:
     """What a layer has next to its projections."""
 
+    gates: Tensor  # [2 * heads, hidden]: b, a
     conv: Tensor  # [channels, taps], the token's own tap last
     decay: Tensor  # [heads] float32: -exp(a_log)
     dt_bias: Tensor  # [heads] float32
@@ -170,15 +180,15 @@ class RecurrentOp(Implementation[RecurrentSpec]):
         spec: RecurrentSpec,
         gpu: Gpu,
         projected: Tensor,
-        gates: Tensor,
+        x: Tensor,
         weights: RecurrentWeights,
         cache: StateCache,
         batch: StateBatch,
         path: RecurrentPath,
     ) -> Tensor:
-        """``projected [tokens, channels + width]`` (q, k, v, z) and ``gates [tokens, 2 * heads]`` (b, a) → ``[tokens,
-        width]``, and the states in the slots to write, by ``path``."""
-        return path.start(spec, gpu, projected, gates, weights, cache, batch)
+        """``projected [tokens, channels + width]`` (q, k, v, z) of ``x [tokens, hidden]`` → ``[tokens, width]``, and the
+        states in the slots to write, by ``path``."""
+        return path.start(spec, gpu, projected, x, weights, cache, batch)
 
     @abstractmethod
     def supports(self, spec: RecurrentSpec, gpu: Gpu) -> str | None: ...

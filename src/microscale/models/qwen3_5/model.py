@@ -24,7 +24,6 @@ from microscale.models.qwen3_5.weights import Qwen35Layer
 from microscale.models.rope import computing_on, plain_table
 from microscale.planning.ops import (
     AttentionBatch,
-    Dense,
     DenseWeights,
     Gate,
     GateKind,
@@ -53,8 +52,7 @@ class GatedAttentionLayer(PreNormLayer):
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Added]:
         qkv, gates, x = self._gated(x, state)
-        q = self._write(qkv, batch, kv, rope)
-        return self._finish(self.attention(q, kv, batch.attention[self.kind]), gates, x)
+        return self._finish(self.run_attention(qkv, batch, kv, rope), gates, x)
 
     def queries(
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
@@ -82,14 +80,12 @@ class GatedAttentionLayer(PreNormLayer):
 class LinearLayer(ResidualLayer):
     """A layer with a state in place of attention. ``qkv`` projects to q, k, v and z."""
 
-    gates: Dense
     recurrent: Recurrent
 
     @property
     def uses(self) -> dict[str, str]:
         return {
             "qkv": "linear_in",
-            "gates": "linear_gates",
             "recurrent": self.kind.value,
             "o": "linear_out",
             "experts": "experts",
@@ -99,7 +95,7 @@ class LinearLayer(ResidualLayer):
         assert isinstance(kv, StateCache)
         assert batch.states is not None
         normed, x = self.first_norm(x, state)
-        recalled = self.recurrent(self.qkv(normed), self.gates(normed), kv, batch.states)
+        recalled = self.recurrent(self.qkv(normed), normed, kv, batch.states)
         return self.feed_forward(recalled, x)
 
 
@@ -115,10 +111,8 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
     def _linear(self, tensors: Qwen35Layer) -> LinearLayer:
         config, ops = self.config, self.ops
         assert tensors.linear_in is not None
-        assert tensors.linear_gates is not None
         assert tensors.linear_out is not None
         qkv = ops.dense("linear_in", DenseWeights(tensors.linear_in))
-        gates = ops.dense("linear_gates", DenseWeights(tensors.linear_gates))
         weights: RecurrentWeights = ops.computed(partial(self._state_weights, tensors))
         recurrent = ops.recurrent(LayerKind.LINEAR.value, self.states, weights)
         o = ops.dense("linear_out", DenseWeights(tensors.linear_out))
@@ -127,13 +121,13 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
             config=config,
             attn_norm=around_one(tensors.attn_norm, ops),
             qkv=qkv,
-            gates=gates,
             recurrent=recurrent,
             o=o,
             **_feed_forward(config, tensors, ops),
         )
 
     def _state_weights(self, tensors: Qwen35Layer) -> RecurrentWeights:
+        assert tensors.linear_gates is not None
         assert tensors.conv is not None
         assert tensors.a_log is not None
         assert tensors.dt_bias is not None
@@ -141,7 +135,12 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
         a_log = tensors.a_log.float()
         conv, decay = tensors.conv[:, 0].contiguous(), a_log if a_log.is_meta else -a_log.exp()
         return RecurrentWeights(
-            conv, decay, tensors.dt_bias.float(), tensors.linear_norm.float(), self.config.rms_epsilon
+            tensors.linear_gates.to(self.ops.dtype),
+            conv,
+            decay,
+            tensors.dt_bias.float(),
+            tensors.linear_norm.float(),
+            self.config.rms_epsilon,
         )
 
     def bind_norm(self, weight: Tensor) -> None:
@@ -154,7 +153,7 @@ class Qwen35(PreNormModel[Qwen35Config, Qwen35Layer]):
     def states(self) -> RecurrentSpec:
         heads, activations = self.config.linear, self.ops.activations
         sizes = heads.num_key_heads, heads.num_heads, heads.key_dim, heads.value_dim, heads.taps
-        return RecurrentSpec(*sizes, activations, tokens=1)
+        return RecurrentSpec(*sizes, self.config.hidden, activations, tokens=1)
 
 
 def bind_attention(

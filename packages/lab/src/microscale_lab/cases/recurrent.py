@@ -32,9 +32,9 @@ from microscale_lab.cases.errors import Errors, rms_step, spread, step
 if TYPE_CHECKING:
     from torch import Tensor
 
-TINY = RecurrentSpec(2, 4, 32, 32, 4, Activations.FLOAT32, tokens=1)
-WIDE = RecurrentSpec(1, 2, 128, 128, 4, Activations.BF16, tokens=1)
-QWEN36 = RecurrentSpec(16, 32, 128, 128, 4, Activations.BF16, tokens=1)
+TINY = RecurrentSpec(2, 4, 32, 32, 4, 96, Activations.FLOAT32, tokens=1)
+WIDE = RecurrentSpec(1, 2, 128, 128, 4, 128, Activations.BF16, tokens=1)
+QWEN36 = RecurrentSpec(16, 32, 128, 128, 4, 2048, Activations.BF16, tokens=1)
 F16_STEP = 2.0**-11
 
 
@@ -46,6 +46,7 @@ def make_weights(spec: RecurrentSpec, seed: int = 0, device: str = "cpu") -> Rec
 
     dtype = torch_dtype(spec.activations)
     return RecurrentWeights(
+        (normal(2 * spec.num_heads, spec.hidden) * spec.hidden**-0.5).to(device, dtype),
         (normal(spec.channels, spec.taps) / 2).to(device, dtype),
         -normal(spec.num_heads).exp().to(device),
         normal(spec.num_heads).to(device),
@@ -55,12 +56,12 @@ def make_weights(spec: RecurrentSpec, seed: int = 0, device: str = "cpu") -> Rec
 
 
 def make_tokens(spec: RecurrentSpec, count: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """``projected`` and ``gates``."""
+    """``projected`` and ``x``."""
     chance = torch.Generator().manual_seed(1000 + seed)
-    shapes = (count, spec.channels + spec.width), (count, 2 * spec.num_heads)
-    projected, gates = (torch.randn(shape, generator=chance) for shape in shapes)
+    shapes = (count, spec.channels + spec.width), (count, spec.hidden)
+    projected, x = (torch.randn(shape, generator=chance) for shape in shapes)
     dtype = torch_dtype(spec.activations)
-    return projected.to(device, dtype), gates.to(device, dtype)
+    return projected.to(device, dtype), x.to(device, dtype)
 
 
 def make_cache(spec: RecurrentSpec, slots: int, seed: int = 0, device: str = "cpu") -> StateCache:
@@ -145,12 +146,12 @@ class RecurrentCase(OracleCase):
             for first, slot in zip(self.firsts, self.read, strict=True):
                 if first == 0:
                     cache.state[slot], cache.columns[slot] = math.nan, math.nan
-        projected, gates = make_tokens(spec, tokens + 1, device=device)
-        projected[tokens], gates[tokens] = math.nan, math.nan
+        projected, x = make_tokens(spec, tokens + 1, device=device)
+        projected[tokens], x[tokens] = math.nan, math.nan
         if self.equal_keys:
             keys = spec.num_key_heads * spec.key_dim
             projected[:tokens, keys : 2 * keys] = 2.0 + projected[:tokens, keys : 2 * keys] / 8
-        given = projected[:tokens], gates[:tokens]
+        given = projected[:tokens], x[:tokens]
         batch = make_batch(self.firsts, self.counts, self.read, self.write, device, verify=self.verify)
         just_written(*given)
         out = self.entry.run(spec, gpu, *given, weights, ours, batch, self.path(gpu))
