@@ -178,7 +178,7 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
 def test_what_explain_says_of_paths_is_what_runs() -> None:
     """At sizes on both sides of every border that it prints, by the kernels that a bound model starts."""
     gpu = KNOWN["h200"]
-    bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Preference()))
+    bound = bind_shapes(PRESETS["gpt-oss-120b"], Ops(gpu, Activations.BF16, Preference()))
     kernels = {
         "small batch, direct": {"down_direct"},
         "small batch, own list": {"gate_up_small", "down_small"},

@@ -458,7 +458,7 @@ def test_what_is_not_one_launch() -> None:
     refused(replace(problem.spec, num_heads=30), GPU, problem.batch, "up to 14 query heads per KV head, not 15")
     with fused_up_to(0, problem.spec.head_dim):
         refused(problem.spec, GPU, problem.batch, "up to 0 sequences, not 2")
-    refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "these are not normed")
+    refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "these are not all normed")
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")

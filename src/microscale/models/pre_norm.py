@@ -180,7 +180,11 @@ class PreNormLayer(ResidualLayer):
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Added]:
         qkv, x = self._project(x, state)
-        return self.feed_forward(self.run_attention(qkv, batch, kv, rope).flatten(1), x)
+        queries = batch.attention[self.kind]
+        if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+            return self.feed_forward(attended.flatten(1), x)
+        return self.attend(self._write(qkv, batch, kv, rope), x, kv, queries)
 
     def queries(
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
@@ -192,13 +196,6 @@ class PreNormLayer(ResidualLayer):
         if not x.shape[0]:
             return x, x
         return self.feed_forward(self.attention(q, kv, queries).flatten(1), x)
-
-    def run_attention(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
-        """Attention of all tokens; their keys and values go to the cache. One launch where that is ahead."""
-        queries = batch.attention[self.kind]
-        if self.attention.why_not_fused_heads(qkv, self.head_norms, kv, queries) is None:
-            return self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        return self.attention(self._write(qkv, batch, kv, rope), kv, queries)
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
         epsilon = self.config.rms_epsilon

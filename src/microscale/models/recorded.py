@@ -143,7 +143,8 @@ def steps(
         else:
             yield Step(tokens, 1, tokens, widths[-1])
     # 512 new tokens: from that many query rows on, FP8 keys are copied to bf16, where the table is not too wide.
-    shapes = ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
+    few = ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
+    shapes = (*few, (MAX_SEQUENCES, 1), (MAX_SEQUENCES, 40))
     for pages, (sequences, longest) in product(widths, shapes):
         yield Step(sequences + longest - 1, sequences, longest, pages)
     # As the runner rounds it, the longest sequence has a power of two of tokens.

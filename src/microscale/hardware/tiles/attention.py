@@ -20,6 +20,9 @@ VERIFY_HEAD_DIM = 64
 VERIFY_ROWS = 32
 """Query rows of a sequence and a KV head, new tokens times query heads, up to which that pays: programs of
 ``FEWEST_ROWS`` share them."""
+MANY_PROGRAMS = 7
+"""On each SM: with so many sequences times KV heads a program has a sequence of its own, and starting and ending it
+counts (``AttentionWork.DECODE_MANY``). Measured for heads of 64 on an H200; 3.9 are too few."""
 VERIFY_SEQUENCES = 2
 """Up to which drafts are verified straight from the projection. On an H200 four sequences gain 34 us of 24 layers at a
 context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
@@ -33,6 +36,8 @@ class AttentionWork(StrEnum):
     """With a sliding window: most blocks of keys are masked in part."""
     DECODE = "decode"
     """Split-KV: one new token in a sequence, or two."""
+    DECODE_MANY = "decode_many"
+    """The same with so many sequences that none is split: ``MANY_PROGRAMS``. As ``DECODE`` unless measured."""
     DECODE_32 = "decode_32"
     """The same with 32 query rows: drafts are verified."""
     DECODE_64 = "decode_64"
@@ -202,6 +207,11 @@ def drafted_work(rows: int, head_dim: int) -> AttentionWork:
     return next((work for work in (AttentionWork.DECODE, AttentionWork.DECODE_32) if rows <= work.rows), widest)
 
 
+def decode_work(programs: int, gpu: Gpu) -> AttentionWork:
+    """The decode of so many sequences times KV heads."""
+    return AttentionWork.DECODE_MANY if programs >= MANY_PROGRAMS * gpu.num_sms else AttentionWork.DECODE
+
+
 def no_kernel(case: AttentionCase, gpu: Gpu) -> str | None:
     """Why a card does not run a case, in one clause; ``None`` where it does."""
     if case.work.fused and not gpu.has(Feature.PDL):
@@ -217,8 +227,10 @@ def _does_not_pay(case: AttentionCase) -> str | None:
 
 def choose(case: AttentionCase, gpu: Gpu) -> AttentionTile:
     """The tile that was measured on the card's family, or else the rule's."""
-    row = measured(SECTION, gpu.family).get(case)
-    return by_rule(case, gpu.family) if row is None else row.tile
+    rows = measured(SECTION, gpu.family)
+    if case.work is AttentionWork.DECODE_MANY and case not in rows:
+        case = replace(case, work=AttentionWork.DECODE)
+    return rows[case].tile if case in rows else by_rule(case, gpu.family)
 
 
 @cache
@@ -238,7 +250,7 @@ def _rule(case: AttentionCase, family: Family) -> _Tiles:
         return _FUSED_FP8 if fp8 else _FUSED
     if case.work is AttentionWork.FUSED_VERIFY:
         return _VERIFY
-    if case.work is AttentionWork.DECODE:
+    if case.work in (AttentionWork.DECODE, AttentionWork.DECODE_MANY):
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is AttentionWork.DECODE_32 and fp8:
         return _DECODE_32_FP8 if _operands_in_shared_memory(family) else _DECODE_32_MMA_FP8

@@ -17,9 +17,9 @@ MAX_HEADS = 14
 
 
 def kinds(head_dim: int) -> tuple[HeadsKind, ...]:
-    """What there are kernels for. Wide heads without norms spill, and no model has such."""
-    normed = ((True, False, False), (True, True, False), (True, True, True))
-    return normed if head_dim > 128 else ((False, False, False), *normed)
+    """What there are kernels for. Wide heads without norms spill, and no model has such, nor with values left alone."""
+    normed = ((True, True, False), (True, True, True))
+    return normed if head_dim > 128 else ((False, False, False), (True, False, False), *normed)
 
 
 @dataclass(frozen=True)

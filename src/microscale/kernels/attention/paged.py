@@ -251,8 +251,7 @@ def _fused(
     way: Split, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, transform: HeadTransform, kv: PagedKv,
     batch: AttentionBatch, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    assert qkv.stride()[1:] == (spec.head_dim, 1)  # a token's row may have more behind its heads
-    call = _Call.of(spec, gpu, qkv, kv, batch, sinks, transform)
+    call = _Call.of(spec, gpu, qkv.contiguous(), kv, batch, sinks, transform)
     if qkv.shape[0]:
         call.run_short(way)
     return call.out

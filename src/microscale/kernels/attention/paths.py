@@ -22,6 +22,7 @@ from microscale.hardware.tiles.attention import (
     Kv,
     SplitKv,
     choose,
+    decode_work,
     drafted_work,
     no_kernel,
     split_kv,
@@ -55,16 +56,18 @@ class Split(StrEnum):
 def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> AttentionTile:
     """The tile of a launch; ``fused``: from the projection."""
     if decode:
-        work = _decode_work(spec, fused=fused)
+        work = _decode_work(spec, gpu, fused=fused)
     else:
         work = AttentionWork.PREFILL if spec.window is None else AttentionWork.PREFILL_WINDOW
     return choose(AttentionCase(work, spec.head_dim, Kv.of(fp8)), gpu)
 
 
-def _decode_work(spec: AttentionSpec, *, fused: bool) -> AttentionWork:
+def _decode_work(spec: AttentionSpec, gpu: Gpu, *, fused: bool) -> AttentionWork:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
+    if not fused and spec.shape.verify:
+        return drafted_work(_rows(spec), spec.head_dim)
     if not fused:
-        return drafted_work(_rows(spec), spec.head_dim) if spec.shape.verify else AttentionWork.DECODE
+        return decode_work(spec.shape.sequences * spec.num_kv_heads, gpu)
     return AttentionWork.FUSED_VERIFY if spec.shape.longest_query > 1 else AttentionWork.FUSED_DECODE
 
 
@@ -172,7 +175,7 @@ def fuses(way: Split) -> Supports:
             return f"takes one new token of each sequence, not {shape.longest_query}"
         if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
             return (
-                f"norms queries and keys of heads that are {spec.head_dim} wide, and these are not normed"
+                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
             )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
@@ -188,7 +191,9 @@ def verifies(way: Split) -> Supports:
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
-        if reason := no_kernel(AttentionCase(_decode_work(spec, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
+        if reason := no_kernel(
+            AttentionCase(_decode_work(spec, gpu, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu
+        ):
             return reason
         if shape.heads is not None and any(shape.heads):
             return "pays with heads without norms that have values of their own"

@@ -89,12 +89,13 @@ def prepare_tokens_fp8(
 
 @gluon.jit
 def _issue(
-    x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt, KT: gl.constexpr, STAGES: gl.constexpr, NVFP4: gl.constexpr
-):
-    """Ask for K tile ``kt``."""
+    x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt,
+    KT: gl.constexpr, STAGES: gl.constexpr, NVFP4: gl.constexpr,
+):  # fmt: skip
+    """Ask for K tile ``kt``. Columns without a token are zeros, and cost L2, which bounds a batch, nothing."""
     if kt < KT:
         stage = kt % STAGES
-        async_load(x_smem.index(stage), x_ptrs + kt * 64)
+        async_load(x_smem.index(stage), x_ptrs + kt * 64, real)
         async_load(w_smem.index(stage), w_ptrs + kt * 128)
         async_load(s_smem.index(stage), s_ptrs + kt * (16 if NVFP4 else 8))
     cp.commit_group()
@@ -102,11 +103,11 @@ def _issue(
 
 @gluon.jit
 def _product(
-    x_ptr, rows, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
+    x_ptr, rows, count, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr, OVERLAP: gl.constexpr, NVFP4: gl.constexpr, FP8: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """float32 [BM, BN]: row block ``block`` of an expert times the tokens ``rows [BN]``."""
+    """float32 [BM, BN]: row block ``block`` of an expert times the tokens ``rows [BN]``; ``count`` of them are real."""
     # A lane's words [8 R, 4 = t, 4 = v], and the numbers of one register along the fourth axis.
     LA: gl.constexpr = gl.DotOperandLayout(0, mma, 4 if FP8 else 2)
     L4: gl.constexpr = gl.BlockedLayout([1, 1, 4, 4 if FP8 else 2], [8, 4, 1, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
@@ -115,6 +116,7 @@ def _product(
     LC: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     column = gl.arange(0, 64, gl.SliceLayout(0, LX))
     x_ptrs = x_ptr + gl.convert_layout(rows, gl.SliceLayout(1, LX)).to(gl.int64)[:, None] * (KT * 64) + column[None, :]
+    real = (gl.arange(0, BN, gl.SliceLayout(1, LX)) < count)[:, None]
     rg = gl.arange(0, BM // 2, gl.SliceLayout(1, gl.SliceLayout(2, LQ)))
     t = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LQ)))
     v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))
@@ -139,7 +141,7 @@ def _product(
         # flight, and serialise (C7513).
         ODD: gl.constexpr = KT % 2
         for i in gl.static_range(STAGES - 1 + ODD):
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
+            _issue(x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
         acc = warpgroup_mma_init(acc)
         if ODD:
             cp.wait_group(STAGES - 1)
@@ -152,12 +154,12 @@ def _product(
             fence_async_shared()
             acc = _overlapped(acc, x_smem, w_smem, s_smem, peaks, kt % STAGES, BM, L4, LA, FP8)
             acc = _overlapped(acc, x_smem, w_smem, s_smem, peaks, (kt + 1) % STAGES, BM, L4, LA, FP8)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES, KT, STAGES, NVFP4)
+            _issue(x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
+            _issue(x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES, KT, STAGES, NVFP4)
         acc = warpgroup_mma_wait(0, deps=(acc,))
     else:
         for i in gl.static_range(STAGES - 1):
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
+            _issue(x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES, NVFP4)
         cp.wait_group(STAGES - 2)
         fence_async_shared()
         words = convert(w_smem.index(0), s_smem.index(0), peaks, L4, FP8)
@@ -167,7 +169,7 @@ def _product(
             cp.wait_group(STAGES - 3)
             fence_async_shared()
             words = convert(w_smem.index((kt + 1) % STAGES), s_smem.index((kt + 1) % STAGES), peaks, L4, FP8)
-            _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
+            _issue(x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES, NVFP4)
             acc = warpgroup_mma_wait(0, deps=(acc,))
     cp.wait_group(0)
     return acc
@@ -271,7 +273,7 @@ def _tile(
     place = first + gl.minimum(gl.arange(0, BN, gl.SliceLayout(0, mma)), count - 1)
     rows = gl.load(order_ptr + place) // TOP_K if FIRST else place
     acc = _product(
-        x_ptr, rows, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
+        x_ptr, rows, count, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
         KT, ROW_TILES, BM, BN, STAGES, WARPS, OVERLAP, NVFP4, FP8, mma,
     )  # fmt: skip
     bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, KT, ROW_TILES, BM, HAS_BIAS, NVFP4, FP8, mma)

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 64
 MAX_TOP_K = 16
-LIST_PAIRS = MAX_TOKENS * MAX_TOP_K
-"""That ``make_list`` sorts: each of its programs looks at all of them."""
+LIST_PAIRS = 2048
+"""That ``make_list`` sorts, at most: each of its programs looks at all of them. 512 tokens of gpt-oss-20b: 1.8 % more
+tokens per second than with ``dispatch`` (H200)."""
 DIRECT_TOKENS = 2
 COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""

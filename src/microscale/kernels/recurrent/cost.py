@@ -10,11 +10,12 @@ def recurrent_bytes(spec: RecurrentSpec) -> int:
     once for each token."""
     shape = spec.shape
     written = spec.tokens if shape.verify else shape.sequences
+    gates = spec.gate_numbers * spec.activations.itemsize
     row = (spec.channels + 2 * spec.width + spec.hidden) * spec.activations.itemsize
     columns = spec.taps * spec.channels * spec.activations.itemsize
-    return (shape.sequences + written) * (4 * spec.state_numbers + columns) + spec.tokens * row + spec.gate_bytes
+    return (shape.sequences + written) * (4 * spec.state_numbers + columns) + spec.tokens * row + gates
 
 
 def recurrent_flops(spec: RecurrentSpec) -> int:
     """Recalling, writing and reading the state: two operations for each of its numbers, three times."""
-    return 2 * spec.tokens * (3 * spec.state_numbers + spec.channels * spec.taps + 2 * spec.num_heads * spec.hidden)
+    return 2 * spec.tokens * (3 * spec.state_numbers + spec.channels * spec.taps + spec.gate_numbers)

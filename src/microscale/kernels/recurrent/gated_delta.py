@@ -82,7 +82,13 @@ class _Call:
             cache.state.stride(0), cache.columns.stride(0), batch.write.stride(0),
         )  # fmt: skip
         constants = self.layer() | self.convolution()
-        constants |= {"HIDDEN": self.spec.hidden, "ONE": one, "VERIFY": batch.verify, "PDL": pdl, "PLAIN": binding.PLAIN}
+        constants |= {
+            "HIDDEN": self.spec.hidden,
+            "ONE": one,
+            "VERIFY": batch.verify,
+            "PDL": pdl,
+            "PLAIN": binding.PLAIN,
+        }
         # 64 numbers of the state a thread, which are 8 warps for 128 x 128. With 128 registers two programs run on an
         # SM, and one reads while the other writes. A loop over tokens needs 200: with half the state a thread it has
         # room. A thread has several rows of the state however small it is. With one, a product and the sum over threads

@@ -100,9 +100,9 @@ class RecurrentSpec:
         return 4 * self.state_numbers + self.channels * RING * self.activations.itemsize
 
     @property
-    def gate_bytes(self) -> int:
-        """Of the weights that both gates of every head are projected with."""
-        return 2 * self.num_heads * self.hidden * self.activations.itemsize
+    def gate_numbers(self) -> int:
+        """Weights that both gates of every head are projected with."""
+        return 2 * self.num_heads * self.hidden
 
     @property
     def state_numbers(self) -> int:
@@ -186,8 +186,8 @@ class RecurrentOp(Implementation[RecurrentSpec]):
         batch: StateBatch,
         path: RecurrentPath,
     ) -> Tensor:
-        """``projected [tokens, channels + width]`` (q, k, v, z) of ``x [tokens, hidden]`` → ``[tokens, width]``, and the
-        states in the slots to write, by ``path``."""
+        """``x [tokens, hidden]`` and ``projected [tokens, channels + width]``, its q, k, v and z → ``[tokens, width]``,
+        and the states in the slots to write, by ``path``."""
         return path.start(spec, gpu, projected, x, weights, cache, batch)
 
     @abstractmethod

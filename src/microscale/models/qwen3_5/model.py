@@ -52,7 +52,8 @@ class GatedAttentionLayer(PreNormLayer):
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Added]:
         qkv, gates, x = self._gated(x, state)
-        return self._finish(self.run_attention(qkv, batch, kv, rope), gates, x)
+        q = self._write(qkv, batch, kv, rope)
+        return self._finish(self.attention(q, kv, batch.attention[self.kind]), gates, x)
 
     def queries(
         self, x: Tensor, state: Added, batch: ForwardBatch, kv: PagedKv, rope: RopeTable

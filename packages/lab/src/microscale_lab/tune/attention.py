@@ -19,6 +19,7 @@ from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DECODE_SEQUENCES, DECODE_CONTEXT = 8, 8192
+MANY_CONTEXT = 544
 FUSED_CONTEXT = 192
 PREFILL = 4096
 WINDOW = 1024
@@ -84,10 +86,15 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[TileSearch]:
             yield job_of(key, gpu)
 
 
-def case_of(key: tiles.AttentionCase) -> AttentionInput:
+def case_of(key: tiles.AttentionCase, gpu: Gpu) -> AttentionInput:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
-        spec, one = AttentionInput(layer, 1, 1).spec, key.work in (AttentionWork.DECODE, AttentionWork.FUSED_DECODE)
+        spec = AttentionInput(layer, 1, 1).spec
+        if key.work is AttentionWork.DECODE_MANY:
+            return AttentionInput(
+                layer, cdiv(tiles.MANY_PROGRAMS * gpu.num_sms, spec.num_kv_heads), MANY_CONTEXT, fp8=fp8
+            )
+        one = key.work in (AttentionWork.DECODE, AttentionWork.FUSED_DECODE)
         rows = tiles.VERIFY_ROWS if key.work is AttentionWork.FUSED_VERIFY else key.work.rows
         new = 1 if one else rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
@@ -103,7 +110,7 @@ def case_of(key: tiles.AttentionCase) -> AttentionInput:
 
 
 def job_of(key: tiles.AttentionCase, gpu: Gpu) -> TileSearch:
-    case = case_of(key)
+    case = case_of(key, gpu)
     prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
     from_heads = " from the projection" if key.work.fused else ""
     return TileSearch(tiles.SECTION, key, f"{case.name}{from_heads}", candidates.of_attention(key, gpu), prepare)

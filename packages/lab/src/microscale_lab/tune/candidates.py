@@ -16,6 +16,7 @@ def of_attention(case: attention.AttentionCase, gpu: Gpu) -> list[attention.Atte
     if case.work.decodes:
         rows = case.work.rows
         shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
+        shapes += [(rows, n, warps, 5) for n in (32, 64) for warps in (1, 2)]
     else:
         blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
         shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]
