@@ -147,6 +147,10 @@ def test_what_no_op_holds_by_hand() -> None:
     # Seven norms, the router and its scale, the norms of both heads; the scales of experts are float32.
     heads = 25 * 2 * 256 + 5 * 2 * 512
     assert other("gemma-4-26b-a4b") == 2 * (30 * 8 * 2816 + 2816 + heads + 30 * 128 * (2816 + 2))
+    # Two norms and the router in each layer, the last norm; of those with states the gates, the convolution, the norm
+    # and two numbers of each head, of the others the norms of both heads.
+    states = 30 * (2 * (64 * 2048 + 8192 * 4 + 128) + 32 * (4 + 4))
+    assert other("qwen3.6-35b-a3b") == 2 * (40 * (2 + 257) * 2048 + 2048 + 10 * 2 * 256) + states
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -42,6 +42,10 @@ EVERY_SIZE_TO = 72
 """Tokens up to which every number is tried: the paths for few tokens end at 64, or at a whole block of 32."""
 SIZES_AN_OCTAVE = 8
 MAX_SEQUENCES = 512
+MANY_SEQUENCES = 2048
+"""So many that attention has the tile of many, even where a rank has one KV head on a card of 188 SMs."""
+FEW_SEQUENCES = 64
+"""Up to which it has not: a card of 78 SMs with 8 KV heads."""
 MAX_TOKENS = 1 << 14
 PAGE_SIZE = 16
 BIAS_PAIRS = 16
@@ -92,7 +96,11 @@ class Wanted:
     def steps(self, max_context: int, page_size: int, draft_tokens: int) -> Iterator[Step]:
         """As the module's ``steps``, and prompts of every length."""
         for step in steps(max_context, page_size, self.tokens, draft_tokens):
-            if step.sequences <= self.sequences and (step.verify or step.tokens <= self.tokens):
+            if step.sequences == MANY_SEQUENCES:
+                fits = self.sequences >= FEW_SEQUENCES
+            else:
+                fits = step.sequences <= self.sequences and (step.verify or step.tokens <= self.tokens)
+            if fits:
                 yield step
         widest = page_counts(max_context, page_size)[-1]
         for tokens, sequences in product(token_counts(self.tokens), (1, 2)):  # the second is a bucket's padding
@@ -143,8 +151,7 @@ def steps(
         else:
             yield Step(tokens, 1, tokens, widths[-1])
     # 512 new tokens: from that many query rows on, FP8 keys are copied to bf16, where the table is not too wide.
-    few = ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
-    shapes = (*few, (MAX_SEQUENCES, 1), (MAX_SEQUENCES, 40))
+    shapes = ((1, 1), (9, 1), (65, 1), (MANY_SEQUENCES, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
     for pages, (sequences, longest) in product(widths, shapes):
         yield Step(sequences + longest - 1, sequences, longest, pages)
     # As the runner rounds it, the longest sequence has a power of two of tokens.

@@ -96,7 +96,6 @@ class RecordingOps(Ops):
         return self._note("attention", layer, spec)
 
     def recurrent(self, layer: str, spec: RecurrentSpec, weights: RecurrentWeights) -> Any:
-        self.weight_bytes += 2 * spec.gate_numbers  # BF16 in every checkpoint
         return self._note("recurrent", layer, spec)
 
     def small(self, spec: SmallSpec, layer: str = "small") -> Any:

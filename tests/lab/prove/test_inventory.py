@@ -128,13 +128,13 @@ def body(tokens: int, sequences: int, longest: int, pages: int) -> Step:
 def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]) -> None:
     """Its tensors are views of others."""
     model, listed = bound(*asked)
-    runner = runner_of(model, 70, drafts=15)
-    keys = [decode_key(rows, width) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
+    runner = runner_of(model, 130, drafts=15)
+    keys = [decode_key(rows, width) for rows in (*range(1, 10), 33, 64, 70, 116, 130) for width in (3, 128, 130)]
     for rows, each, width in product((1, 2, 3, 9, 25), (2, 3, 5, 8, 16), (128, 130)):
         keys.append(verify_key([each] * rows, width))
     keys += runner._sizes.first()
     bodies = [body(sum(n), len(n), max(n), -(-max(n) // 16)) for n in ([1], [40], [5, 1, 300], [1, 999, 2, 17, 3])]
-    for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
+    for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71, 131), (128, 130)):
         bodies.append(body(tokens, sequences, tokens, width))
     with recording() as started:
         for key in keys:
@@ -195,6 +195,19 @@ def test_a_command_that_knows_its_prompt_lists_what_it_starts_and_little_else(
                 runner._tail(1, width)
         sampler = Sampler(model.sampling, model.config.vocab_size, torch.device("cpu"), [1])
         sampler.draw(torch.zeros(1, model.config.vocab_size), [sampler.add(params)])
+    assert_listed(started, listed)
+
+
+def test_a_command_with_many_sequences_lists_what_it_starts() -> None:
+    """From 116 sequences on, decode has another tile on an H200."""
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    listed = record(model, wanted=Wanted(4096, 128))
+    runner = runner_of(model, 128, drafts=0)
+    with recording() as started:
+        for rows, width in product((1, 64, 115, 116, 128), (3, 128, 130)):
+            runner._compute(decode_key(rows, width))
+        for sequences, width in product((2, 17, 129), (128, 130)):
+            runner._body(body(600, sequences, 600, width))
     assert_listed(started, listed)
 
 
@@ -286,7 +299,7 @@ def launched_functions() -> set[str]:
 
 @pytest.mark.slow
 def test_every_function_that_is_launched_is_proved_somewhere() -> None:
-    names = ["gpt-oss-20b", "gemma-4-26b-a4b", "gpt-oss-20b-eagle3"]
+    names = ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3.6-tiny", "gpt-oss-20b-eagle3"]
     found = {k.short_name for card in ("h200", "gb10") for k in inventory.recorded(known(card), names)}
     constants = {name for name in launched_functions() if name.isupper()}
     assert launched_functions() - constants == found

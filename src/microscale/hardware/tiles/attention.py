@@ -21,8 +21,8 @@ VERIFY_ROWS = 32
 """Query rows of a sequence and a KV head, new tokens times query heads, up to which that pays: programs of
 ``FEWEST_ROWS`` share them."""
 MANY_PROGRAMS = 7
-"""On each SM: with so many sequences times KV heads a program has a sequence of its own, and starting and ending it
-counts (``AttentionWork.DECODE_MANY``). Measured for heads of 64 on an H200; 3.9 are too few."""
+"""Programs (sequences times KV heads) for each SM from which few sequences are split, so that starting and finishing a
+program matters (``AttentionWork.DECODE_MANY``). Measured for heads of 64 on an H200; 3.9 are too few."""
 VERIFY_SEQUENCES = 2
 """Up to which drafts are verified straight from the projection. On an H200 four sequences gain 34 us of 24 layers at a
 context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
@@ -37,7 +37,7 @@ class AttentionWork(StrEnum):
     DECODE = "decode"
     """Split-KV: one new token in a sequence, or two."""
     DECODE_MANY = "decode_many"
-    """The same with so many sequences that none is split: ``MANY_PROGRAMS``. As ``DECODE`` unless measured."""
+    """The same with so many sequences that few are split: ``MANY_PROGRAMS``. As ``DECODE`` unless measured."""
     DECODE_32 = "decode_32"
     """The same with 32 query rows: drafts are verified."""
     DECODE_64 = "decode_64"

@@ -66,6 +66,8 @@ def _decode_work(spec: AttentionSpec, gpu: Gpu, *, fused: bool) -> AttentionWork
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
     if not fused and spec.shape.verify:
         return drafted_work(_rows(spec), spec.head_dim)
+    if not fused and spec.shape.longest_query > 1:  # next to prompts the number of sequences is padded
+        return AttentionWork.DECODE
     if not fused:
         return decode_work(spec.shape.sequences * spec.num_kv_heads, gpu)
     return AttentionWork.FUSED_VERIFY if spec.shape.longest_query > 1 else AttentionWork.FUSED_DECODE

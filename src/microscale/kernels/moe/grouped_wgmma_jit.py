@@ -92,7 +92,8 @@ def _issue(
     x_ptrs, real, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt,
     KT: gl.constexpr, STAGES: gl.constexpr, NVFP4: gl.constexpr,
 ):  # fmt: skip
-    """Ask for K tile ``kt``. Columns without a token are zeros, and cost L2, which bounds a batch, nothing."""
+    """Ask for K tile ``kt``. Columns without a token are filled with zeros and read nothing from L2, which limits a
+    batch."""
     if kt < KT:
         stage = kt % STAGES
         async_load(x_smem.index(stage), x_ptrs + kt * 64, real)

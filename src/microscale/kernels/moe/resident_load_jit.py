@@ -99,8 +99,8 @@ def _load_tile(
     for kt in range(KT):
         stage = (step + kt) % STAGES
         mbarrier.wait(empty.index(stage), ((step + kt) // STAGES & 1) ^ 1)
-        # Columns without a token are zeros, and cost L2, which bounds a batch, nothing. 256 columns have no registers
-        # for the masks (16 bytes spill on SM 9.0, Triton 3.7).
+        # Columns without a token are filled with zeros and read nothing from L2, which limits a batch. 256 columns have
+        # no registers for the masks (16 bytes spill on SM 9.0, Triton 3.7).
         x_tile = x_ring.index(stage * (BN // COLUMNS))
         if COLUMNS > 128:
             async_load(x_tile, x_ptrs + kt * 64)

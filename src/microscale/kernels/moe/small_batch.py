@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 MAX_TOKENS = 64
 MAX_TOP_K = 16
 LIST_PAIRS = 2048
-"""That ``make_list`` sorts, at most: each of its programs looks at all of them. 512 tokens of gpt-oss-20b: 1.8 % more
-tokens per second than with ``dispatch`` (H200)."""
+"""Most that ``make_list`` sorts; each of its programs looks at all of them. 2,048 pairs, a layer with ``dispatch`` and
+with the list: 32 experts 313 and 299 us, 128 555 and 548, 256 narrow ones 159 and 155 (H200)."""
 DIRECT_TOKENS = 2
 COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""
