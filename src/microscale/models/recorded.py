@@ -43,9 +43,9 @@ EVERY_SIZE_TO = 72
 SIZES_AN_OCTAVE = 8
 MAX_SEQUENCES = 512
 MANY_SEQUENCES = 2048
-"""So many that attention has the tile of many, even where a rank has one KV head on a card of 188 SMs."""
+"""Enough for attention's tile for many sequences (``DECODE_MANY``), even with one KV head a rank and 188 SMs."""
 FEW_SEQUENCES = 64
-"""Up to which it has not: a card of 78 SMs with 8 KV heads."""
+"""With fewer, a command never takes that tile, which starts at 69 sequences with 8 KV heads on 78 SMs."""
 MAX_TOKENS = 1 << 14
 PAGE_SIZE = 16
 BIAS_PAIRS = 16

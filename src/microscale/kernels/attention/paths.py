@@ -64,13 +64,14 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
 
 def _decode_work(spec: AttentionSpec, gpu: Gpu, *, fused: bool) -> AttentionWork:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
-    if not fused and spec.shape.verify:
+    several = spec.shape.longest_query > 1
+    if fused:
+        return AttentionWork.FUSED_VERIFY if several else AttentionWork.FUSED_DECODE
+    if spec.shape.verify:
         return drafted_work(_rows(spec), spec.head_dim)
-    if not fused and spec.shape.longest_query > 1:  # next to prompts the number of sequences is padded
+    if several:  # a step with prompts is padded with sequences, so their number says little
         return AttentionWork.DECODE
-    if not fused:
-        return decode_work(spec.shape.sequences * spec.num_kv_heads, gpu)
-    return AttentionWork.FUSED_VERIFY if spec.shape.longest_query > 1 else AttentionWork.FUSED_DECODE
+    return decode_work(spec.shape.sequences * spec.num_kv_heads, gpu)
 
 
 def _rows(spec: AttentionSpec) -> int:

@@ -94,7 +94,7 @@ LARGE: list[Shape] = [
     (16, 8, 256, 1024, 32, [(0, 1500), (5000, 1)]),
     (64, 8, 64, None, 32, [(n, 1) for n in (0, 1, 15, 16, 127, 128, 129, 1000, 4095, 20000, 65535)]),
     (64, 8, 64, None, 16, [(100 + 7 * n, 1) for n in range(150)] + [(50000, 1), (300, 2)]),
-    # So many that none is split on an H200, but the long one, and with a window.
+    # So many sequences that an H200 splits only the long one; also with a window, and with short ones alone.
     (64, 8, 64, None, 16, [(100 + 7 * n, 1) for n in range(150)] + [(50000, 1)]),
     (64, 8, 64, 128, 16, [(7 * n, 1) for n in range(150)]),
     (64, 8, 64, None, 16, [(n, 1) for n in range(150)]),
