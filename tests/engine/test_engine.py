@@ -72,6 +72,36 @@ def test_steps_run_ahead_of_their_tokens(run_ahead: bool) -> None:
     assert (ahead > 15) if run_ahead else (ahead == 0)
 
 
+def test_requests_that_come_and_end_do_not_keep_steps_from_running_ahead() -> None:
+    """Only the first step of all has no other before it. Those that go on stay in their rows of the page tables."""
+    ahead: list[int] = []
+    moved = 0
+    rows: dict[str, int] = {}
+
+    class Watching(MockRunner):
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            nonlocal moved, rows
+            ahead.append(sum(work.ahead for work in schedule))
+            assert ahead[-1] == (0 if tokens is None else len(tokens))
+            assert all(work.ahead for work in schedule if work.first >= work.request.num_prompt)
+            at = {work.request.request_id: row for row, work in enumerate(schedule)}
+            moved += sum(row != at.get(name, row) and row < len(schedule) for name, row in rows.items())
+            rows = at
+            return super().forward(schedule, tokens)
+
+    limits = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256)
+    system = System(limits, 64, 32)
+    system.runner.__class__ = Watching
+    for index in range(9):
+        system.submit(f"r{index}", [index] * (3 + 2 * index), 4 + index % 3)
+    steps = system.run()
+    for index in range(9):
+        assert system.tokens(f"r{index}") == alone([index] * (3 + 2 * index), 4 + index % 3, limits.window)
+    assert moved == 0
+    assert len(ahead) <= steps <= len(ahead) + 1
+    assert sum(ahead) == sum(3 + index % 3 for index in range(9))
+
+
 def test_graphs_are_counted() -> None:
     class Counting(MockRunner):
         def graphs(self) -> GraphCounts:
@@ -192,7 +222,8 @@ def test_prompts_that_come_together_are_done_one_after_the_other() -> None:
     system = System(limits, 1024, 256)
     for index in range(8):
         system.submit(f"r{index}", [(index + j) % VOCAB for j in range(64)], 1)
-    assert first_steps(system) == {f"r{index}": index // 2 + 1 for index in range(8)}
+    # A step is read with the next one.
+    assert first_steps(system) == {f"r{index}": index // 2 + 2 for index in range(8)}
 
 
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:

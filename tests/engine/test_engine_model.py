@@ -83,5 +83,5 @@ def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[
 
 
 def test_a_decoding_step_takes_few_calls_outside_of_the_model() -> None:
-    """On the host they stand between two steps of the GPU wherever a step cannot run ahead."""
-    assert sum(count_calls().values()) / COUNTED_STEPS < 70
+    """On the host they stand between two steps of the GPU wherever a step cannot run ahead, as with a grammar."""
+    assert sum(count_calls().values()) / COUNTED_STEPS < 85

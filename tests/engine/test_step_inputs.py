@@ -209,6 +209,19 @@ def test_tokens_may_be_on_the_device_alone() -> None:
     check_layout(inputs, pools, schedule, key)
 
 
+@pytest.mark.parametrize("unread", [(0, 2), (1, 3), (0, 1)])
+def test_tokens_on_the_device_come_between_those_of_prompts(unread: tuple[int, ...]) -> None:
+    pools = pools_of(60)
+    inputs = inputs_of(pools)
+    schedule = [make(pools, str(row), 5 if row in unread else 2, 1 if row in unread else 4) for row in range(4)]
+    key = Step(20, MAX_SEQUENCES, 20, MAX_PAGES, rows=0)
+    tokens = torch.tensor([schedule[row].request.tokens[-1] for row in unread], dtype=torch.int32)
+    hidden = [structs.replace(work, ahead=row in unread) for row, work in enumerate(schedule)]
+    for _ in range(2):
+        inputs.fill(hidden, key, tokens)
+        check_layout(inputs, pools, schedule, key)
+
+
 def test_every_tensor_begins_where_kernels_expect_it() -> None:
     inputs = inputs_of(pools_of(60))
     for tokens in range(1, 34):

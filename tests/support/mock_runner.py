@@ -53,8 +53,8 @@ class MockRunner:
         return GraphCounts(0, 0, 0)
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
-        known = [work.tokens for work in schedule] if tokens is None else [[token] for token in tokens.tolist()]
-        return self._run(schedule, known)
+        unread = iter(() if tokens is None else tokens.tolist())
+        return self._run(schedule, [[next(unread)] if work.ahead else work.tokens for work in schedule])
 
     def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits:
         self.steps_ahead += 1

@@ -30,7 +30,7 @@ from microscale.engine.output import Output, Stats
 from microscale.engine.pending_step import PendingStep, score_prompts
 from microscale.engine.request import Finish, Request
 from microscale.engine.runner import take_rows
-from microscale.engine.sampling_state import Sampler
+from microscale.engine.sampling_state import Drawn, Sampler
 from microscale.engine.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.speculation.drafter import LaunchedStep
 from microscale.engine.speculation.speculation import Speculation
@@ -160,6 +160,8 @@ class Engine:
             speculation = self._speculation
             if speculation is None or self._ahead is not None or not speculation.expects(step.requests):
                 self._pending = step
+                for request in step.requests:
+                    request.is_unread = speculation is None
                 return []
         return self._read(step)
 
@@ -215,24 +217,40 @@ class Engine:
                 return None
         if ahead is None and step.drafted:
             return None
-        schedule = self._scheduler.schedule_ahead(step.schedule, () if ahead is None else ahead[1])
-        if schedule is None:
+        if self._speculation is None:
+            schedule = self._scheduler.schedule()
+        else:
+            schedule = self._scheduler.schedule_ahead(step.schedule, () if ahead is None else ahead[1])
+        if not schedule:
             return None
         if ahead is None:
-            return self._launch(schedule, step.drawn.tokens)
+            return self._launch(schedule, self._unread(step, step.drawn, schedule))
         return self._launch(schedule, ahead=self._sampler.after(step.drawn, *ahead))
 
+    def _unread(self, step: PendingStep, drawn: Drawn, schedule: Sequence[Work]) -> Tensor | None:
+        """The tokens of a step that those who run on in ``schedule`` begin with, in its order."""
+        rows = {id(request): row for row, (request, _) in enumerate(step.ready)}
+        wanted = [rows[id(work.request)] for work in schedule if work.ahead]
+        if wanted == list(range(len(rows))):
+            return drawn.tokens
+        return self._sampler.take(drawn.tokens, wanted) if wanted else None
+
     def _can_follow(self, step: PendingStep) -> bool:
-        """All requests of a decoding step are still there, and none of them is known to end with it or needs its tokens
-        on the host. One may end with it all the same, by a stop token or the drafts that are accepted: what follows is
-        dropped."""
-        if step.last or len(step.ready) < len(step.schedule):
+        """A step can be launched before this one is read: nobody needs its tokens on the host. A request may end with
+        it all the same, by a stop token or the drafts that are accepted: what follows is dropped. With drafts, all must
+        decode, and nobody may be known to end with it."""
+        if step.last or step.outputs:
+            return False
+        for request, number in step.ready:
+            if self._rows.get(request.request_id) != number or self._sampler.needs_host(number):
+                return False
+        if self._speculation is None:
+            return True
+        if len(step.ready) < len(step.schedule):
             return False
         for work, (request, number) in zip(step.schedule, step.ready, strict=True):
             ends = len(request.tokens) + 1 >= request.num_total
-            if ends or not work.verifies or self._rows.get(request.request_id) != number:
-                return False
-            if self._sampler.needs_host(number, len(work.drafts)):
+            if ends or not work.verifies or self._sampler.needs_host(number, len(work.drafts)):
                 return False
         return True
 
@@ -247,6 +265,7 @@ class Engine:
         if self._speculation is not None:
             self._speculation.ended(step.schedule)
         for (request, number), [token] in zip(step.ready, drawn, strict=True):
+            request.is_unread = False
             if self._rows.get(request.request_id) == number:
                 outputs.append(self._advance(request, token))
         return outputs

@@ -42,6 +42,8 @@ class Request:
     keys: PageKeys = field(init=False)
     stops: frozenset[int] = field(init=False, default=frozenset())
     """Tokens that end it."""
+    is_unread: bool = field(init=False, default=False)
+    """Its next token is chosen, and the host has not read it yet."""
     num_scored: int = field(init=False, default=0)
     """Prompt tokens whose log-probability was reported; the first has none."""
     num_total: int = field(init=False)
@@ -62,7 +64,12 @@ class Request:
     @property
     def num_pending(self) -> int:
         """Tokens that the model has yet to see: one while it decodes, more while it prefills."""
-        return len(self.tokens) - self.num_computed
+        return len(self.tokens) + self.is_unread - self.num_computed
+
+    @property
+    def ends_unread(self) -> bool:
+        """The token that the host has not read yet is the last that it may have."""
+        return self.is_unread and len(self.tokens) + 1 >= self.num_total
 
     @property
     def scoring(self) -> bool:

@@ -170,6 +170,10 @@ class Sampler:
         reading = Reading(sampled, self._side, None if ahead is None else ahead.drafts)
         return Drawn(sampled.tokens, reading, requests, drafts, ahead, faults)
 
+    def take(self, tokens: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of tokens that are on the device alone."""
+        return tokens.index_select(0, self._layouts.to_device(torch.tensor(rows, dtype=torch.int32)))
+
     def after(self, drawn: Drawn, drafts: Tensor, lengths: Sequence[int]) -> Ahead:
         """What the next step takes from the device if it is launched before ``drawn`` is read. ``drafts``: its drafts
         (int64 [requests, …]), of which each request has ``lengths``."""

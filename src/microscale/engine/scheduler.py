@@ -52,6 +52,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self._rows: dict[str, int] = {}
+        """Where in the last step each request ran."""
         self._scored_left = SCORED_TOKENS
         """Rows of logits that prompts which are scored may still have in this step."""
 
@@ -117,18 +119,47 @@ class Scheduler:
             request.waited += 1
         budget = self.limits.max_num_batched_tokens
         self._scored_left = SCORED_TOKENS
-        running = sorted(self._running.values(), key=_rank)
-        schedule = self._decode([r for r in running if r.num_pending == 1])
+        decoding: list[Request] = []
+        prompts: list[Request] = []
+        unread = False
+        for request in sorted(self._running.values(), key=_rank):
+            unread |= request.is_unread
+            if not request.ends_unread:
+                (decoding if request.num_pending == 1 else prompts).append(request)
+        if unread and len(decoding) > min(self._full.num_free, self._sliding.num_free):
+            return []  # somebody may have to be preempted, and not before its token is read
+        schedule = self._decode(decoding)
         budget -= len(schedule)
-        schedule += self._prompts([r for r in running if r.num_pending > 1 and r.request_id in self._running], budget)
+        if prompts or self._waiting:
+            schedule += self._prompts([r for r in prompts if r.request_id in self._running], budget)
         # In a step with a prompt a sequence writes only its last state, so drafts could not be taken back.
         if drafts and (LayerKind.LINEAR not in self.pools or all(work.decodes for work in schedule)):
             schedule = self._with_drafts(schedule, drafts)
-        if not schedule and self._running:
+        if not schedule and self._running and not unread:
             # Prompts hold all pages between them and none can go on: the last one gives its pages back.
             self._preempt(max(self._running.values(), key=_rank))
             return self.schedule()
-        return schedule
+        return self._in_place(schedule)
+
+    def _in_place(self, schedule: list[Work]) -> list[Work]:
+        """The same work, each request in the row that it had in the last step, where that is possible: page tables are
+        kept row by row, and a row with another request is written anew."""
+        last, self._rows = self._rows, {}
+        rows: dict[int, Work] = {}
+        others = []
+        for work in schedule:
+            row = last.get(work.request.request_id, len(schedule))
+            if row < len(schedule):
+                rows[row] = work
+            else:
+                others.append(work)
+        placed = []
+        newcomers = iter(others)
+        for row in range(len(schedule)):
+            work = rows[row] if row in rows else next(newcomers)
+            self._rows[work.request.request_id] = row
+            placed.append(work)
+        return placed
 
     def drafted(self) -> list[Request]:
         """The running requests that could have drafts in the next step: those that decode."""
@@ -176,7 +207,7 @@ class Scheduler:
                 self._preempt(max(self._running.values(), key=_rank))
             # Requests come by rank and the last rank is preempted first: never one that is scheduled already.
             if request.request_id in self._running:
-                schedule.append(Work(request, request.num_computed, 1))
+                schedule.append(Work(request, request.num_computed, 1, ahead=request.is_unread))
         return schedule
 
     def _with_drafts(self, schedule: list[Work], drafts: Mapping[str, Sequence[int]]) -> list[Work]:
@@ -195,6 +226,7 @@ class Scheduler:
         """Prompts that are on their way (by rank) and those that can be admitted, the shortest first."""
         schedule = []
         newcomers = min(len(self._waiting), self.limits.max_num_seqs - len(self._running))
+        begun = list(running)
         first = running[0] if running else None
         # What the first of all has in any case.
         kept = max(budget // (len(running) + newcomers), MIN_SHARE) if running else 0
@@ -205,8 +237,9 @@ class Scheduler:
             work = None
             if head is not None and (not left or _length(head) < _length(left[0])):
                 newcomers -= 1
-                work = self._admit(head, max(budget - kept, 0), share)
+                work = self._admit(head, max(budget - kept, 0), share, begun)
                 newcomers *= work is not None
+                begun.append(head)
             elif left:
                 request = left.pop(0)
                 kept = 0 if request is first else kept
@@ -225,10 +258,10 @@ class Scheduler:
         able = (request for request in self._waiting.values() if self._scored_left or not request.scoring)
         return min(able, key=_rank, default=None)
 
-    def _admit(self, request: Request, free: int, share: int) -> Work | None:
+    def _admit(self, request: Request, free: int, share: int, begun: Sequence[Request]) -> Work | None:
         """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
-        share."""
-        spoken_for = sum(self._ledger.missing(r) for r in self._running.values())
+        share. ``begun``: prompts that have pages to take yet; those that decode have theirs."""
+        spoken_for = sum(map(self._ledger.missing, begun))
         hit = self._ledger.share_prefix(request)
         fits = not self._running or self._ledger.missing(request) + spoken_for <= self._full.num_free
         count = self._take(request, _part(request, free, share)) if fits else 0

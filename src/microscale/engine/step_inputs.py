@@ -100,29 +100,32 @@ class StepInputs:
             for buffer in (self._staging.host, self._staging.on_device)
         ]
         self._row_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._places = Staging(max_sequences, device)
+        """Where in a step tokens go that only the device knows."""
         self._known: dict[Step, _Views] = {}
 
     def fill(
         self, schedule: Sequence[Work], key: Step, tokens: Tensor | None = None, ahead: Ahead | None = None
     ) -> None:
-        """Lay the schedule out as ``key`` has it, and begin the copies. ``tokens``: of sequences that decode, on the
-        device alone. ``ahead``: what else only the device knows."""
+        """Lay the schedule out as ``key`` has it, and begin the copies. ``tokens``: those of the parts that are
+        ``ahead``, in their order, which only the device knows. ``ahead``: what else only the device knows."""
         views = self._views(key)
         self._staging.wait()
         counts, firsts = [], []
         ids: list[int] = []
+        unread: list[int] = []
         for row, work in enumerate(schedule):
             self.tables.show(row, work)
             counts.append(work.count)
             firsts.append(work.first)
-            if work.ahead or tokens is not None:
+            if work.ahead:
+                unread.append(len(ids))
                 ids += [0] * work.count
             elif work.count == 1:
                 ids.append(work.request.tokens[work.first])
             else:
                 ids += work.tokens
-        used = len(ids)
-        for at in range(used, key.tokens, key.longest):
+        for at in range(len(ids), key.tokens, key.longest):
             count = min(key.longest, key.tokens - at)
             self.tables.show_padding(len(counts), pages_for(count, self._page_size))
             counts.append(count)
@@ -135,12 +138,22 @@ class StepInputs:
             self._lay_rows(schedule, views)
         self._staging.send(self._first if key.rows is None else 0, views.end)
         if tokens is not None:
-            views.tokens[:used].copy_(tokens)
+            self._take_over(tokens, unread, views.tokens)
         if ahead is not None:
             move_on(ahead, views.standing, self._pages)
             if views.batch.states is not None:
                 read, write = (slots[: len(schedule)] for slots in (views.batch.states.read, views.batch.states.write))
                 torch.gather(write, 1, ahead.accepted[:, None], out=read[:, None])
+
+    def _take_over(self, tokens: Tensor, places: Sequence[int], into: Tensor) -> None:
+        """Copy tokens that only the device knows to their places in the step."""
+        if places[-1] == len(places) - 1:  # the first of all
+            into[: len(places)].copy_(tokens)
+            return
+        self._places.wait()
+        self._places.host[: len(places)] = torch.tensor(places)
+        self._places.send(0, len(places))
+        into.index_copy_(0, self._places.on_device[: len(places)], tokens.long())
 
     def _lay_states(self, slots: PagePool, schedule: Sequence[Work], states: Any) -> None:
         """The slots of all sequences; the scratch slot where there is none."""

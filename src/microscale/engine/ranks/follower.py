@@ -132,7 +132,7 @@ class Follower:
     def _step(self, message: wire.RankStep) -> None:
         runner = self._get_runner()
         self._schedule = self._reader.read(message)
-        tokens = self._receive(len(self._schedule)) if message.ahead else None
+        tokens = self._receive(sum(work.ahead for work in self._schedule)) if message.ahead else None
         logits = runner.forward(self._schedule, tokens)
         gather_logits(logits, runner.vocab_size, self._group, greedy=message.greedy)
 

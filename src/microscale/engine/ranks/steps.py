@@ -153,7 +153,7 @@ class StepReader:
         del tokens[row.first :]
         tokens += row.tokens
         request.is_scored = row.scoring
-        work = Work(request, row.first, row.count, ahead, row.drafts)
+        work = Work(request, row.first, row.count, ahead and not row.tokens, row.drafts)
         if row.following is not None:
             tokens.append(row.following)  # the prompt goes on, so no token is sampled
         if work.num_logits != row.logits:
