@@ -50,6 +50,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def admits_until_pages_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave requests no room to grow, so that a few short ones are enough to preempt some."""
+    monkeypatch.setattr("microscale.engine.page_ledger.ROOM", 0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate-golden", action="store_true", help="Rewrite tests/golden instead of comparing.")
 

@@ -155,6 +155,31 @@ def test_a_full_pool_preempts_and_nobody_notices() -> None:
         assert system.tokens(f"r{index}") == alone([index, 5, 6, 7], 36, SMALL.window)
 
 
+def test_a_full_pool_computes_few_tokens_twice() -> None:
+    """Half of the sequences that may run fit. Without room to grow more tokens are computed again than are generated."""
+    limits = Limits(page_size=16, window=64, max_num_seqs=32, max_num_batched_tokens=512, max_model_len=1024)
+    computed = 0
+
+    class Counting(MockRunner):
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            nonlocal computed
+            computed += sum(work.count for work in schedule)
+            return summarise(torch.zeros(sum(work.num_logits for work in schedule), VOCAB))
+
+    system = System(limits, 32 * 120 // 16, 2000)
+    system.runner.__class__ = Counting
+    chooser = random.Random(0)
+    needed = 0
+    for index in range(100):
+        prompt, new = chooser.randrange(20, 80), chooser.randrange(100, 300)
+        system.submit(f"r{index}", [index % VOCAB] * prompt, new)
+        needed += prompt + new - 1
+    while system.engine.has_work:
+        system.engine.step()
+    assert 0 < system.engine.stats().num_preemptions
+    assert computed - needed < 0.2 * needed
+
+
 def test_an_abort_frees_its_pages_at_once() -> None:
     system = System(SMALL, 32, 32)
     system.submit("gone", range(30), 30)

@@ -75,6 +75,7 @@ def test_company_changes_nothing(
     assert (cached > 0) == caching
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 @pytest.mark.parametrize("fill", [True, False], ids=["filled up", "as they are"])
 def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[int]], fill: bool) -> None:
     tokens, _, preempted = run(models[4], limits_for(models[4]), 48, 40, fill=fill)

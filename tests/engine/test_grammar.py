@@ -113,6 +113,7 @@ def run_turns(num: int, pages: int) -> tuple[dict[str, list[int]], int]:
     return said, made.stats().num_preemptions
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 def test_turns_follow_their_schema_through_preemption() -> None:
     alone, _ = run_turns(6, pages=500)
     pressed, num_preemptions = run_turns(6, pages=30)

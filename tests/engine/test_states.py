@@ -29,6 +29,7 @@ from support import tiny_qwen3_5
 from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.loading import load_model
 
+pytestmark = pytest.mark.usefixtures("admits_until_pages_run_out")
 NEW = 16
 FURTHER = NEW + 8
 """A step that is launched before the drafts of the last are read may go on beyond the end."""

@@ -28,7 +28,7 @@ from support.loading import load_model
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 4, "vocab_size": 4096}
 # Heads of any width beside models of few layers: their sizes are in no list.
-pytestmark = pytest.mark.odd_shapes
+pytestmark = [pytest.mark.odd_shapes, pytest.mark.usefixtures("admits_until_pages_run_out")]
 NEW = 40
 
 

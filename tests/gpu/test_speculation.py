@@ -27,7 +27,7 @@ from support.greedy import near_tie
 from support.loading import load_model
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 4, "vocab_size": 4096}
-pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
+pytestmark = [pytest.mark.starts("gpt-oss-20b", SHAPE), pytest.mark.usefixtures("admits_until_pages_run_out")]
 NEW = 48
 Tokens = list[list[tuple[int, float, float]]]
 """For each prompt: tokens, their log-probabilities, and those of the next likeliest."""

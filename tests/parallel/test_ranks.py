@@ -92,6 +92,7 @@ def two() -> Iterator[Pair]:
         yield pair
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_two_ranks_give_the_tokens_of_one(name: str, two: Pair) -> None:
     prepared, model = two

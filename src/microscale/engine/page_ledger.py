@@ -47,6 +47,11 @@ KEPT_BEFORE_END = 8
 LEAST_KEPT = 64
 """Tokens from which on their state is worth a slot, and a step that ends there."""
 
+ROOM = 4
+"""Pages that each running request may yet grow by before another is admitted. Without that room a request is admitted,
+preempted and admitted again, and with full pools twice as many tokens are computed again as are generated
+(docs/lab/many_streams.md)."""
+
 
 class PageLedger:
     """The pages of an engine's requests."""
@@ -67,6 +72,11 @@ class PageLedger:
         count = len(request.tokens) if tokens is None else tokens
         held = len(self._full.pages_of(request.request_id))
         return max(0, -(-count // self._limits.page_size) - held)
+
+    def growth(self, request: Request) -> int:
+        """Full pages that a request may take beyond those of its tokens, up to ``ROOM``."""
+        size = self._limits.page_size
+        return min(ROOM, pages_for(request.num_total, size) - pages_for(len(request.tokens), size))
 
     def share_prefix(self, request: Request) -> int:
         """Begin a request with what the prefix cache has of it. Gives the number of tokens."""

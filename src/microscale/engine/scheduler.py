@@ -5,7 +5,7 @@ waits, so none starves. A step has a budget of tokens. Requests that decode take
 rest goes to prompts, of equal priority the shortest first: a prompt that can be finished in this step is, and a long
 one does not hold up a short one behind it. The others take equal shares of what is left, and the first prompt of all
 never less than that. Waiting requests are admitted while their whole prompt fits into the free pages that no running
-request will need.
+request will need soon.
 
 When a decoding request finds no page, the running request of lowest rank is *preempted*: its pages go back, and it
 waits with its tokens to be computed again (mostly from the prefix cache, where its full pages still are). Greedy
@@ -260,8 +260,9 @@ class Scheduler:
 
     def _admit(self, request: Request, free: int, share: int, begun: Sequence[Request]) -> Work | None:
         """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
-        share. ``begun``: prompts that have pages to take yet; those that decode have theirs."""
+        share. ``begun``: prompts that have pages to take yet; those that decode have theirs, and room to grow."""
         spoken_for = sum(map(self._ledger.missing, begun))
+        spoken_for += sum(map(self._ledger.growth, (*self._running.values(), request)))
         hit = self._ledger.share_prefix(request)
         fits = not self._running or self._ledger.missing(request) + spoken_for <= self._full.num_free
         count = self._take(request, _part(request, free, share)) if fits else 0

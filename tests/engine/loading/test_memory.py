@@ -11,7 +11,7 @@ import torch
 from microscale import hardware
 from microscale.engine.limits import LEAST_SEQUENCES, SCORED_TOKENS
 from microscale.engine.loading.fit import advice, check_fits, fitting_options, plan_and_size, refusal
-from microscale.engine.loading.memory import Memory, Workload, weight_bytes, with_room
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, weight_bytes, with_room
 from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -75,6 +75,21 @@ def test_as_many_sequences_as_have_room() -> None:
     assert sequences_by_default("gpt-oss-20b", "rtx5090", context=1024) == 256
     assert sequences_by_default("gpt-oss-20b", "h200", context=131072) == 64
     assert sequences_by_default("gpt-oss-20b", "h200", step_tokens=200) == 128, "a step has a token of each"
+
+
+def test_a_server_promises_its_context_to_one_sequence() -> None:
+    """As the manual starts one on a card of 32 GB; `explain` and `bench` ask for all sequences at once."""
+    for model, card, context in (("gpt-oss-20b", "rtx5090", 32768), ("gpt-oss-120b", "rtxpro6000", 65536)):
+        together = Workload(context=context, sequences=64)
+        memory = sums(model, card, replace(together, promised=LEAST_CONTEXT))
+        assert (sums(model, card, together).fits, memory.fits) == (False, True)
+        assert memory.pages()[LayerKind.FULL] * 16 >= context + 63 * LEAST_CONTEXT
+        assert sequences_by_default(model, card, context=context, promised=LEAST_CONTEXT) >= 128
+    workload = Workload(context=131072, sequences=512, promised=LEAST_CONTEXT)
+    with pytest.raises(Unsupported, match=r"for 131072 tokens and 511 x 1024 \+"):
+        check(shape("gpt-oss-20b"), setup("rtx5090"), workload)
+    few = replace(workload, sequences=64)
+    assert sums("gpt-oss-20b", "rtx5090", few).pages()[LayerKind.FULL] * 16 >= 131072 + 63 * LEAST_CONTEXT
 
 
 def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> None:

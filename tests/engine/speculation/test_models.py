@@ -48,6 +48,7 @@ from support.drafters import Uneven, replaying
 from support.heads import Anew, PaddedDrafter, RecordingDrafter, random_head, trained_head
 from support.loading import load_model
 
+pytestmark = pytest.mark.usefixtures("admits_until_pages_run_out")
 CPU = torch.device("cpu")
 Tokens = list[list[int]]
 NEW = 20

@@ -51,10 +51,14 @@ def refusal(memory: Memory, helps: str) -> str:
     weights = sum(memory.weights.values())
     largest = max(memory.weights, key=lambda kind: memory.weights[kind])
     kv = memory.needed - memory.fixed
-    count = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
+    sequences = memory.workload.sequences
+    cached = f"{memory.context} tokens"
+    if sequences > 1:
+        same = memory.promised == memory.context
+        cached = f"{sequences} x {cached}" if same else f"{cached} and {sequences - 1} x {memory.promised}"
     parts = [
         f"weights {gib(weights)} ({largest} {gib(memory.weights[largest])})",
-        f"KV cache {'and states ' if memory.kv.states else ''}{gib(kv)} for {count}{memory.context} tokens",
+        f"KV cache {'and states ' if memory.kv.states else ''}{gib(kv)} for {cached}",
         f"activations {gib(memory.activations)}",
     ]
     if memory.graphs + memory.runtime:

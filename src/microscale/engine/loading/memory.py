@@ -4,6 +4,9 @@
     KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page; states)
              + sliding layers: one step; states after drafts
 
+A server promises the context to one sequence, and to the others ``LEAST_CONTEXT``: users rarely have long ones at the
+same time, and when they do, the engine preempts.
+
 A step writes its keys before it attends, so for its length sliding layers hold the step's tokens as well as their
 windows.
 """
@@ -30,7 +33,7 @@ from microscale.planning.precision import BITS
 RUNTIME = GIB
 """CUDA's context, cuBLAS's workspaces and compiled kernels on a GPU. An estimate."""
 LEAST_CONTEXT = 1024
-"""Without ``--max-model-len`` a start needs room for this many tokens, or the model's own limit if that is less."""
+"""A start needs room for this many tokens of each sequence, or for their limit if that is less."""
 
 MAX_SEQUENCES = 1 << 16
 MAX_PAGE_SIZE = 1024
@@ -84,6 +87,8 @@ class Workload:
     """Drafted tokens of a sequence in one step (``--speculative-config``)."""
     head: HeadNeed | None = None
     """The draft head, if drafts come from one."""
+    promised: int | None = None
+    """Positions that every sequence can have at once, if not the whole context."""
 
     def check_page_size(self) -> None:
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
@@ -113,11 +118,15 @@ class KvNeed:
     states: int = 0
     """Of a sequence in layers with states, however long it is."""
 
-    def bytes(self, context: int, sequences: int) -> int:
-        pages = -(-context // self.page_size)
-        each = self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
+    def bytes(self, context: int, sequences: int, promised: int | None = None) -> int:
+        """``promised``: positions that all sequences but one have, if not the whole context."""
+        longest, others = (-(-positions // self.page_size) for positions in (context, promised or context))
+        each = self._of_one(longest) + (sequences - 1) * self._of_one(others)
         # One slot more, for the sequences that pad a step.
-        return sequences * each + self._step(pages) + self.states * (self.drafted_slots(sequences) + 1)
+        return each + self._step(longest) + self.states * (self.drafted_slots(sequences) + 1)
+
+    def _of_one(self, pages: int) -> int:
+        return self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
 
     def drafted_slots(self, sequences: int) -> int:
         """Slots for the states after drafts."""
@@ -172,8 +181,17 @@ class Memory:
         return self.workload.context or min(LEAST_CONTEXT, self.model_context)
 
     @property
+    def promised(self) -> int:
+        """The part of the context that every sequence can have at once."""
+        return min(self.workload.promised or self.context, self.context)
+
+    def kv_bytes(self, context: int, sequences: int) -> int:
+        """What the cache must hold: of one sequence the whole context, and of the others what is promised."""
+        return self.kv.bytes(context, sequences, min(self.workload.promised or context, context))
+
+    @property
     def needed(self) -> int:
-        return self.fixed + self.kv.bytes(self.context, self.workload.sequences)
+        return self.fixed + self.kv_bytes(self.context, self.workload.sequences)
 
     @property
     def fits(self) -> bool:
@@ -182,13 +200,13 @@ class Memory:
     @property
     def max_context(self) -> int:
         """The longest context for that many sequences; 0 where not even the weights fit."""
-        return _most(self.model_context, lambda n: self.fixed + self.kv.bytes(n, self.workload.sequences), self.usable)
+        return _most(self.model_context, lambda n: self.fixed + self.kv_bytes(n, self.workload.sequences), self.usable)
 
     @property
     def max_sequences(self) -> int:
         """How many sequences of the asked context fit."""
         fixed, row = self.fixed - self.workload.sequences * self.logits_row, self.logits_row
-        return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv.bytes(self.context, n), self.usable)
+        return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv_bytes(self.context, n), self.usable)
 
     def pages(self) -> dict[LayerKind, int]:
         """How many KV pages each kind of layer gets of memory that suffices, and slots for states.
@@ -197,8 +215,8 @@ class Memory:
 
         Without sliding layers, full ones get all of the rest, and the pages of sliding ones, which have no bytes, stay
         few.
-        Full layers get at least what was promised: every sequence at the context that must fit. On a CPU, whose memory
-        is not ours to fill, they get no more than every sequence at full length.
+        Full layers get at least what was promised. On a CPU, whose memory is not ours to fill, they get no more than
+        every sequence at full length.
         """
         kv, work = self.kv, self.workload
 
@@ -216,7 +234,8 @@ class Memory:
         kept_states = self._kept_states(left) if kv.states else 0
         left -= kept_states * kv.states
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
-        full = max((left - kept) // full_bytes, work.sequences * context)
+        promised = work.sequences * pages(self.promised) + context - pages(self.promised)
+        full = max((left - kept) // full_bytes, promised)
         if self.gpu.is_cpu:
             full = min(full, work.sequences * pages(work.context or self.model_context))
         windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
@@ -227,7 +246,7 @@ class Memory:
 
     def _kept_states(self, left: int) -> int:
         """Slots that keep states of prompts for later requests. ``left``: bytes after what sequences hold anyway."""
-        least = self.workload.sequences * self.kv.full_per_token * self.context
+        least = self.workload.sequences * self.kv.full_per_token * self.promised
         most = self.workload.sequences * (1 if self.gpu.is_cpu else KEPT_STATES)
         return min(most, max(left - least, 0) // KEPT_STATES_SHARE // self.kv.states)
 
@@ -238,7 +257,7 @@ class Memory:
             "activations": self.activations,
             "graphs": self.graphs,
             "runtime": self.runtime,
-            "kv_cache": self.kv.bytes(self.context, self.workload.sequences),
+            "kv_cache": self.kv_bytes(self.context, self.workload.sequences),
             "total": self.needed,
             "usable": self.usable,
             "kv_full_per_token": self.kv.full_per_token,
@@ -258,10 +277,10 @@ def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
 
 def with_room(memory: Memory, for_workload: Callable[[Workload], Memory]) -> Memory:
     """The memory for as many sequences as a card serves by default; ``memory`` itself is for the least."""
-    room = min(memory.workload.context or ROOM, memory.model_context)
+    room = min(memory.workload.context or ROOM, ROOM, memory.model_context)
     for sequences in () if memory.gpu.is_cpu else MORE_SEQUENCES:
         more = for_workload(replace(memory.workload, sequences=sequences))
-        fits = more.fixed + more.kv.bytes(room, sequences) <= more.usable
+        fits = more.fits and more.fixed + more.kv.bytes(room, sequences) <= more.usable
         if fits and sequences <= more.workload.step_tokens:
             return more
     return memory

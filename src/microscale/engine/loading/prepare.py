@@ -23,7 +23,7 @@ from microscale.engine.limits import LEAST_SEQUENCES
 from microscale.engine.loading.cpu_speed import SLOW, decode_speed
 from microscale.engine.loading.drafting import PreparedHead, expect_head, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_size
-from microscale.engine.loading.memory import Memory, Workload, memory_for, with_room
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, memory_for, with_room
 from microscale.engine.loading.precisions import settle_precision
 from microscale.engine.predictions import SHORT_CONTEXT, Phase, predict
 from microscale.engine.speculation.config import MTP
@@ -232,6 +232,7 @@ def workload_of(options: EngineConfig) -> Workload:
     return Workload(
         context=options.max_model_len,
         sequences=options.max_num_seqs or LEAST_SEQUENCES,
+        promised=LEAST_CONTEXT,
         step_tokens=options.max_num_batched_tokens,
         page_size=options.block_size,
         utilization=options.gpu_memory_utilization,
