@@ -217,6 +217,7 @@ class Engine:
                 return None
         if ahead is None and step.drafted:
             return None
+        schedule: list[Work] | None
         if self._speculation is None:
             schedule = self._scheduler.schedule()
         else:
