@@ -73,3 +73,61 @@ def copied_rows(x_ptr, y_ptr, stride, width, WIDE: tl.constexpr, BLOCK: tl.const
     at = tl.arange(0, BLOCK)
     inside = at < width
     tl.store(y_ptr + row * stride + at, tl.load(x_ptr + row * stride + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def grid_barrier(
+    counter_ptr, target, RELEASE: tl.constexpr, ACQUIRE: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr
+):
+    """Wait until ``target`` programs have counted."""
+    if BEFORE:
+        tl.debug_barrier()
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p, q; .reg .u32 t, v; mov.u32 t, %tid.x; setp.ne.u32 p, t, 0; @p bra DONE;"
+        + RELEASE
+        + " [$1], 1; WAIT: "
+        + ACQUIRE
+        + " v, [$1]; setp.lt.u32 q, v, $2; @q bra WAIT; DONE: mov.u32 $0, 0; }",
+        "=r,l,r",
+        [counter_ptr, target],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    if BEHIND:
+        tl.debug_barrier()
+
+
+@triton.jit
+def layers_of_all(
+    x_ptr,
+    y_ptr,
+    counter_ptr,
+    layers,
+    MISSING: tl.constexpr = 0,
+    SHORT: tl.constexpr = 0,
+    ABSENT: tl.constexpr = -1,
+    RELEASE: tl.constexpr = "red.release.gpu.global.add.u32",
+    ACQUIRE: tl.constexpr = "ld.acquire.gpu.global.u32",
+    BEFORE: tl.constexpr = True,
+    BEHIND: tl.constexpr = True,
+):
+    """Each layer: y = the sum of all programs' x, and half of a neighbour's y is the next x. ``SHORT``: programs that
+    are not waited for; the program ``ABSENT`` does not count."""
+    pid, count = tl.program_id(0), tl.num_programs(0)
+    at = tl.arange(0, 64)
+    target = 0
+    if pid != ABSENT:
+        for _layer in range(layers):
+            total = tl.zeros([64], tl.float32) + pid
+            for part in range(count):
+                total += tl.load(x_ptr + part * 64 + at)
+            tl.store(y_ptr + pid * 64 + at, total)
+            target += count - SHORT
+            if MISSING != 1:
+                grid_barrier(counter_ptr, target, RELEASE, ACQUIRE, BEFORE, BEHIND)
+            # The other half of the numbers, so that threads read what other threads have written.
+            tl.store(x_ptr + pid * 64 + at, tl.load(y_ptr + (pid + 1) % count * 64 + (at + 32) % 64) / 2)
+            if MISSING != 2:
+                target += count - SHORT
+                grid_barrier(counter_ptr, target, RELEASE, ACQUIRE, BEFORE, BEHIND)

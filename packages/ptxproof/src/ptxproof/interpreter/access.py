@@ -88,6 +88,30 @@ def _load_rows(lanes: Lanes, space: str, addresses: Array, width: int, count: in
     return rows
 
 
+Look = Callable[[Lanes, Mask], None]
+"""Loads what another program may be about to change."""
+
+
+def build_look(ops: Operands, instruction: PtxInstruction) -> Look:
+    """``ld.acquire``, ``ld.relaxed`` and ``ld.volatile`` of one number."""
+    kind = instruction.opcode.rpartition(".")[2]
+    dtype: Any = number_type(kind)
+    write, address = ops.write(instruction.operands[0], kind), ops.address(instruction.operands[1], 64)
+    parts = instruction.opcode.split(".")
+    acquires = "acquire" in parts and not {"gpu", "sys"}.isdisjoint(parts)
+
+    def look(lanes: Lanes, active: Mask) -> None:
+        lanes.where = f"{lanes.program.name}, {instruction.opcode}"
+        lanes.undefined = None
+        selected = lanes.selected(active)
+        addresses = lanes.wide(address(lanes, active))[selected]
+        lanes.refuse_undefined("loads from an address", active)
+        rows = lanes.memory.look(lanes, addresses, bits_of(kind) // 8, selected, acquires=acquires)
+        write(lanes, spread(lanes, rows[:, 0], selected, active).view(dtype), active)
+
+    return look
+
+
 def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
     """Numbers of the active lanes among all lanes."""
     if active is None:
@@ -158,6 +182,7 @@ def build_atomic(ops: Operands, instruction: PtxInstruction) -> Step:
             lanes.memory.visible.atomic(lanes, places * (bits // 8), bits // 8, selected, **order)
             memory = lanes.memory.bytes.view(dtype)
         before = np.zeros(len(selected), dtype)
+        lanes.memory.changes += space != "shared"
         for at, place in enumerate(places):
             old = before[at] = memory[place]
             if name == "cas":

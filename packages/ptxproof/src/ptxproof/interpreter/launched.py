@@ -22,20 +22,23 @@ Compile = Callable[[TritonKernel, int], tuple[str, int]]
 
 
 def interpret(
-    launch: TritonLaunch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None, chain: Chain | None = None
-) -> TritonKernel:
+    launch: TritonLaunch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None,
+    chain: Chain | None = None, resident: int | None = None,
+) -> TritonKernel:  # fmt: skip
     """Run one launch on CPU tensors as it would run on ``sm``, and write its results into them.
 
     Raises ``InterpretError`` where the kernel does something that no kernel may do. ``to_ptx`` replaces the compiler,
     for example by one with a cache. ``chain`` has the launches before, and gets this one: with it a launch with
-    ``launch_pdl=True`` must wait before it touches what they write. Returns the kernel that ran.
+    ``launch_pdl=True`` must wait before it touches what they write. ``resident``: how many programs the card runs at
+    once, all by default; it counts where programs wait for each other. Returns the kernel that ran.
     """
     kernel = launch.kernel()
     ptx, shared = (to_ptx or _ptx)(kernel, sm)
     program = _read(ptx if edit is None else edit(kernel, ptx), shared)
     memory = GlobalMemory()
     arguments = [_bits(value, memory) for value in launch.runtime_arguments(kernel)]
-    program.run(launch.grid, arguments, memory, chain, dependent=bool(launch.options.get("launch_pdl")))
+    dependent = bool(launch.options.get("launch_pdl"))
+    program.run(launch.grid, arguments, memory, chain, dependent=dependent, resident=resident)
     return kernel
 
 

@@ -40,6 +40,8 @@ class GlobalMemory:
         self._places = self._firsts = self._ends = np.empty(0, np.int64)
         self.order: Order | None = None
         self.visible = Visibility(0, 1, 0, 1)
+        self.changes = 0
+        """How often a program has changed something."""
         self._sparse: list[Array] = []
         self._slots: dict[int, int] = {}
         """Of pages of sparse memory that were touched: their places in ``bytes``."""
@@ -134,6 +136,12 @@ class GlobalMemory:
             self.order.access(threads, places, width, count, selected, writes=writes)
         return places
 
+    def look(self, threads: Threads, addresses: Array, width: int, selected: Array, *, acquires: bool) -> Array:
+        """Load a number that another program may be about to change by an atomic."""
+        places = self.accessed(threads, addresses, width, 1, selected, writes=False)
+        self.visible.look(threads, places * width, width, selected, acquires=acquires)
+        return self.rows(width, 1)[places]
+
     def load(self, threads: Threads, addresses: Array, width: int, count: int, selected: Array) -> Array:
         places = self.accessed(threads, addresses, width, count, selected, writes=False)
         self.visible.load(threads, places * (width * count), width * count, selected)
@@ -144,7 +152,9 @@ class GlobalMemory:
         places = self.accessed(threads, addresses, width, rows.shape[1], selected, writes=True)
         stored = self.rows(width, rows.shape[1])
         size = width * rows.shape[1]
-        self.visible.store(threads, places * size, size, selected, (stored[places] != rows).any(1))
+        changed = (stored[places] != rows).any(1)
+        self.changes += bool(changed.any())
+        self.visible.store(threads, places * size, size, selected, changed)
         stored[places] = rows
         refuse_different(threads, stored[places], rows, selected, "global")
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ptxproof.errors import NotInterpreted
-from ptxproof.ptx import Declared, Label, PtxInstruction, PtxStatement, Scope, statements, vector
+from ptxproof.ptx import Declared, Label, PtxInstruction, PtxStatement, Scope, Statement, statements, vector
 
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 _ENDS_BLOCK = ("bra", "brx", "ret", "exit", "bar", "barrier")
 WAITS = "mbarrier.try_wait"
+_LOOKS = re.compile(r"ld\.(?:acquire|relaxed|volatile)\.(?:gpu\.|sys\.)?(?:global\.)?[a-z]\d+$")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class PtxProgram:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Labels that ``brx.idx`` chooses from."""
+
+    @cached_property
+    def looks(self) -> bool:
+        """Whether a program looks for what another one does, and so may wait for it."""
+        return any(looks(block[-1].instruction) for block in self.blocks)
 
     @cached_property
     def product_registers(self) -> frozenset[int]:
@@ -82,13 +89,15 @@ class PtxProgram:
             self.local_bytes += (int(size) + 15) // 16 * 16
 
     def _read_body(self, ptx: str) -> None:
+        found = list(statements(ptx))
+        labels = _labels_of_scopes(found)
         scopes: list[dict[str, str]] = [{}]
         num_scopes, line, counted = 0, 1, 0
         block: list[ProgramLine] = []
-        for statement in statements(ptx):
+        for statement in found:
             if statement is Scope.OPENS:
                 num_scopes += 1
-                scopes.append({})
+                scopes.append({name: f"{name}@{num_scopes}" for name in labels.get(num_scopes, ())})
             elif statement is Scope.CLOSES:
                 scopes.pop()
             elif isinstance(statement, Declared):
@@ -99,20 +108,18 @@ class PtxProgram:
                 if block:
                     self.blocks.append(block)
                     block = []
-                name = statement.name if len(scopes) == 1 else f"{statement.name}@{num_scopes}"
-                scopes[-1][statement.name] = name
-                self.labels[name] = len(self.blocks)
+                self.labels[scopes[-1].get(statement.name, statement.name)] = len(self.blocks)
             elif isinstance(statement, PtxStatement):
                 line += ptx.count("\n", counted, statement.start)
                 counted = statement.start
                 instruction = statement.instruction
                 if len(scopes) > 1:
                     instruction = _renamed(instruction, scopes)
-                if block and instruction.opcode.startswith(WAITS):  # it may be run again
+                if block and (instruction.opcode.startswith(WAITS) or looks(instruction)):  # it may be run again
                     self.blocks.append(block)
                     block = []
                 block.append(ProgramLine(instruction, line))
-                if _ends_block(instruction.opcode):
+                if _ends_block(instruction.opcode) or looks(instruction):
                     self.blocks.append(block)
                     block = []
         if block:
@@ -122,6 +129,27 @@ class PtxProgram:
         bits = _WIDTHS.get(kind) or int(re.sub(r"\D", "", kind))
         self.places[name] = len(self.registers)
         self.registers[name] = bits
+
+
+def looks(instruction: PtxInstruction) -> bool:
+    """A load of a number that another program may be about to change."""
+    return instruction.guard is None and _LOOKS.match(instruction.opcode) is not None
+
+
+def _labels_of_scopes(found: Sequence[Statement]) -> dict[int, list[str]]:
+    """The labels of each inner scope, by its number: a branch may name one that comes after it."""
+    labels: dict[int, list[str]] = {}
+    inside: list[int] = []
+    opened = 0
+    for statement in found:
+        if statement is Scope.OPENS:
+            opened += 1
+            inside.append(opened)
+        elif statement is Scope.CLOSES:
+            inside.pop()
+        elif isinstance(statement, Label) and inside:
+            labels.setdefault(inside[-1], []).append(statement.name)
+    return labels
 
 
 def _ends_block(opcode: str) -> bool:

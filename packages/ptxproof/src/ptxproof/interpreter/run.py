@@ -2,6 +2,10 @@
 
 Of several groups of lanes that have branched apart the one furthest behind runs first, so that they meet again as early
 as they can. At a barrier a block waits until all its threads that have not ended are there.
+
+A program may look at a number until other programs have changed it (``ld.acquire`` in a loop). Lanes that look again
+before anything has changed rest until nothing else can run. If nothing changes even then, the programs wait for each
+other, or for one that cannot begin before they end.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ptxproof.errors import InterpretError, NotInterpreted
-from ptxproof.interpreter.access import GENERIC, space_of, store_bytes
+from ptxproof.interpreter.access import GENERIC, Look, build_look, space_of, store_bytes
 from ptxproof.interpreter.build import build
 from ptxproof.interpreter.dependent import Chain
 from ptxproof.interpreter.lanes import WARP, Lanes, Mask
@@ -22,7 +26,7 @@ from ptxproof.interpreter.mbarrier import Wait, build_wait
 from ptxproof.interpreter.memory import GlobalMemory
 from ptxproof.interpreter.numbers import Array
 from ptxproof.interpreter.operands import Operands, Read, Step
-from ptxproof.interpreter.program import WAITS, ProgramLine, PtxProgram
+from ptxproof.interpreter.program import WAITS, ProgramLine, PtxProgram, looks
 
 LANES_AT_ONCE = 8192
 """Blocks run together up to this many threads, so that the cost of a NumPy call is small next to its work."""
@@ -32,7 +36,7 @@ LANES_AT_ONCE = 8192
 class _Block:
     steps: tuple[Step, ...]
     ends: str
-    """``bra``, ``brx``, ``ret``, ``bar``, ``wait``, or ``next``: it runs on into the next one."""
+    """``bra``, ``brx``, ``ret``, ``bar``, ``wait``, ``look``, or ``next``: it runs on into the next one."""
     target: int = 0
     condition: Read | None = None
     table: tuple[int, ...] = ()
@@ -40,6 +44,7 @@ class _Block:
     index: Read | None = None
     wait: Wait | None = None
     """At an mbarrier."""
+    look: Look | None = None
     barrier: tuple[int, int | None] = (0, None)
     """Its number, and how many threads it waits for; ``None``: for all of the block."""
 
@@ -71,10 +76,11 @@ class InterpretedKernel:
 
     def run(
         self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory, chain: Chain | None = None,
-        *, dependent: bool = False,
+        *, dependent: bool = False, resident: int | None = None,
     ) -> None:  # fmt: skip
         """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0.
-        ``chain``: the launches before, which may still run if this one is ``dependent``."""
+        ``chain``: the launches before, which may still run if this one is ``dependent``. ``resident``: how many
+        programs the card runs at once, all by default; it counts where they wait for each other."""
         constants = {
             name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
         }
@@ -91,11 +97,13 @@ class InterpretedKernel:
         names = [name for name, _ in self.program.params]
         params = dict.fromkeys(names, 0) | dict(zip(names, arguments, strict=False))
         at_once = max(1, LANES_AT_ONCE // self.program.threads)
+        if self.program.looks:
+            at_once = total if resident is None else min(total, resident)
         with np.errstate(all="ignore"):
             for first in range(0, total, at_once):
                 ids = np.arange(first, min(first + at_once, total))
                 lanes = Lanes(self.program, ids, (x, y, z), params, memory, self._shared_bytes, self._grain)
-                _Flow(lanes, blocks).run()
+                _Flow(lanes, blocks, total).run()
                 if memory.order is not None:
                     memory.order.all_waited &= bool(lanes.waited.all())
                     memory.order.released_late |= lanes.released_late()
@@ -123,6 +131,8 @@ class InterpretedKernel:
             return _Block(tuple(build(ops, each) for each in placed[:-1]), "bar", barrier=_barrier(placed[-1]))
         if last.opcode.startswith(WAITS):
             return _Block((), "wait", wait=build_wait(ops, last))
+        if looks(last):
+            return _Block((), "look", look=build_look(ops, last))
         return _Block(tuple(build(ops, each) for each in placed), "next")
 
 
@@ -143,26 +153,43 @@ def _barrier(placed: ProgramLine) -> tuple[int, int | None]:
 class _Flow:
     """The run of one set of blocks of threads."""
 
-    def __init__(self, lanes: Lanes, blocks: Sequence[_Block]) -> None:
+    def __init__(self, lanes: Lanes, blocks: Sequence[_Block], total: int) -> None:
         self._lanes = lanes
+        self._total = total
+        """Programs of the launch."""
         self._blocks = blocks
-        self._work: dict[int, Mask] = {0: None}
+        self._work: dict[int, Mask] = {}
+        self._late_work: dict[int, Mask] = {}
+        self._late = lanes.block == lanes.num_blocks - 1 if lanes.program.looks and lanes.num_blocks > 1 else None
+        """Lanes of a program that is slower than all others, where programs wait for each other: it runs only when they
+        cannot, so that whoever does not wait for it shows."""
+        self._join(0, None)
         self._waiting: dict[int, Array] = {}
         self._parked: dict[int, Array] = {}
         """Lanes that wait at an mbarrier for a phase to end."""
         self._phases = 0
+        self._looked: dict[int, Array] = {}
+        """By load and lane, how often memory had changed when it looked last."""
+        self._resting: dict[int, Array] = {}
+        """Lanes that have looked, and nothing has changed since."""
+        self._before: Any = None
+        """How everything stood when they were last woken."""
         self._ended = np.zeros(lanes.num, np.bool_)
 
     def run(self) -> None:
-        while self._work or self._waiting or self._parked:
-            if not self._work:
+        while self._work or self._late_work or self._waiting or self._parked or self._resting:
+            work = self._work or self._late_work
+            if not work and self._resting:
+                self._wake()
+                work = self._work or self._late_work
+            if not work:
                 places = ", ".join(map(str, sorted({*self._waiting, *self._parked})))
                 raise InterpretError(
                     f"{self._lanes.program.name}: threads of one block wait at different barriers or for threads that "
                     f"have branched away (after basic blocks {places})."
                 )
-            at = min(self._work)
-            active = self._work.pop(at)
+            at = min(work)
+            active = work.pop(at)
             if at >= len(self._blocks):
                 raise InterpretError(f"{self._lanes.program.name}: control runs past the last instruction.")
             self._run_block(at, active)
@@ -187,6 +214,8 @@ class _Flow:
             self._release()
         elif block.wait is not None:
             self._await(at, block.wait, active)
+        elif block.look is not None:
+            self._look(at, block.look, active)
         elif active is None and block.barrier[1] in (None, lanes.program.threads):
             lanes.shared.barrier(None)
             lanes.meet(None)
@@ -203,6 +232,38 @@ class _Flow:
             self._join(at + 1, None if ready.all() else ready)
         if (everyone & ~ready).any():
             self._parked[at] = self._parked.get(at, np.zeros(self._lanes.num, np.bool_)) | (everyone & ~ready)
+
+    def _look(self, at: int, look: Look, active: Mask) -> None:
+        lanes = self._lanes
+        everyone = np.ones(lanes.num, np.bool_) if active is None else active
+        last = self._looked.setdefault(at, np.full(lanes.num, -1))
+        again = everyone & (last == lanes.memory.changes)
+        first = everyone & ~again
+        if first.any():
+            some = None if first.all() else first
+            look(lanes, some)
+            last[first] = lanes.memory.changes
+            self._join(at + 1, some)
+        if again.any():
+            self._resting[at] = self._resting.get(at, np.zeros(lanes.num, np.bool_)) | again
+
+    def _wake(self) -> None:
+        """Let resting lanes look once more, now that nothing else can run."""
+        lanes = self._lanes
+        waiting = (self._resting, self._waiting, self._parked)
+        now = lanes.memory.changes, [{at: mask.tobytes() for at, mask in each.items()} for each in waiting]
+        if now == self._before:
+            running, total = lanes.num_blocks, self._total
+            begun = "" if running == total else f", of which {running} of {total} programs run at once"
+            who = lanes.name(int(np.flatnonzero(next(iter(self._resting.values())))[0]))
+            raise InterpretError(
+                f"{lanes.program.name}: {who} waits for a number in global memory that no program will change{begun}."
+            )
+        self._before = now
+        for at, mask in self._resting.items():
+            self._looked[at][mask] = -1
+            self._join(at, None if mask.all() else mask)
+        self._resting = {}
 
     def _branch(self, at: int, block: _Block, active: Mask) -> None:
         if block.condition is None:
@@ -231,12 +292,13 @@ class _Flow:
                 self._join(target, None if part.all() else part)
 
     def _join(self, at: int, active: Mask) -> None:
-        other = self._work.get(at)
-        if at in self._work and active is not None and other is not None:
-            active = other | active
-        elif at in self._work:
-            active = None
-        self._work[at] = None if active is None or active.all() else active
+        if self._late is None:
+            _add(self._work, at, active)
+            return
+        for work, part in ((self._work, ~self._late), (self._late_work, self._late)):
+            some = part if active is None else part & active
+            if some.any():
+                _add(work, at, some)
 
     def _release(self) -> None:
         """Let go the blocks for which a barrier has all the threads that it waits for."""
@@ -287,3 +349,13 @@ class _Flow:
             if (waiting & free).any():
                 here = waiting & free
                 self._join(at + 1, None if here.all() else here)
+
+
+def _add(work: dict[int, Mask], at: int, active: Mask) -> None:
+    """Lanes that run on there, together with those that are there already."""
+    other = work.get(at)
+    if at in work and active is not None and other is not None:
+        active = other | active
+    elif at in work:
+        active = None
+    work[at] = None if active is None or active.all() else active

@@ -1,9 +1,9 @@
 """Global memory within one launch: what a thread reads, another one may have written, and something must order the two.
 
 Within a block a barrier does. From block to block an atomic does that releases, on whose address another block's atomic
-acquires: it passes on what its own thread has written, what its block had written before the last barrier that it came
-by, and what it knows from other blocks. A relaxed atomic passes on nothing. Behind a barrier the whole block knows what
-one of its threads has acquired.
+or load acquires: it passes on what its own thread has written, what its block had written before the last barrier that
+it came by, and what it knows from other blocks. A relaxed atomic passes on nothing. Behind a barrier the whole block
+knows what one of its threads has acquired.
 
 Time counts stores, atomics and barriers. A load is held against the stores before it, and a store against those too,
 unless it changes nothing. That a store comes too early for a load of another thread is not noticed.
@@ -124,6 +124,17 @@ class Visibility:
                 passed.threads[thread] = self._now
         self._now += 1
         self._note(threads, starts, cells, selected, atomic=True)
+
+    def look(self, threads: Threads, starts: Array, size: int, selected: Array, *, acquires: bool) -> None:
+        """A load of what atomics change: nothing need order the two, and it may acquire what they have released."""
+        cells = self._cells(starts, size)
+        plain = ~self._atomic[cells].all(1)
+        if plain.any():
+            self._check(threads, cells[plain], selected[plain], "reads")
+        for cell, lane in zip(cells[:, 0].tolist(), selected.tolist(), strict=True) if acquires else ():
+            if cell in self._released:
+                thread = threads.first_block * self._per_block + lane
+                self._by_thread.setdefault(thread, self._nothing()).add(self._released[cell])
 
     def _cells(self, starts: Array, size: int) -> Array:
         cells: Array = (starts // self._grain)[:, None] + np.arange(max(1, size // self._grain))
