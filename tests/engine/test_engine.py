@@ -113,6 +113,30 @@ def test_graphs_are_counted() -> None:
     assert (stats.graphs, stats.graphs_waited_for, stats.graph_stand_ins) == (70, 4, 9)
 
 
+def test_a_stop_token_does_not_keep_steps_from_running_ahead() -> None:
+    """The step that was launched for the request that has ended does not have to be read before the next one."""
+    behind = 0
+
+    class Watching(MockRunner):
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            nonlocal behind
+            behind += any(work.first >= work.request.num_prompt and not work.ahead for work in schedule)
+            return super().forward(schedule, tokens)
+
+    prompts = {f"r{index}": [index, index + 1] for index in range(4)}
+    stops = [alone(prompts["r0"], 30, SMALL.window)[5], alone(prompts["r2"], 30, SMALL.window)[12]]
+    system = System(SMALL, 64, 64, eos=stops)
+    system.runner.__class__ = Watching
+    for name, prompt in prompts.items():
+        system.submit(name, prompt, 30)
+    system.run()
+    ended = [system.outputs[name][-1].finish for name in prompts]
+    assert ended.count(Finish.STOP) >= 2
+    for name, prompt in prompts.items():
+        assert system.tokens(name) == alone(prompt, 30, SMALL.window, stops)
+    assert behind == 0
+
+
 @pytest.mark.parametrize("others", [0, 1, 2])
 def test_a_prompt_that_is_scored_token_by_token_is_no_decoding(others: int) -> None:
     limits = Limits(

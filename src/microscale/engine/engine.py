@@ -239,19 +239,19 @@ class Engine:
     def _can_follow(self, step: PendingStep) -> bool:
         """A step can be launched before this one is read: nobody needs its tokens on the host. A request may end with
         it all the same, by a stop token or the drafts that are accepted: what follows is dropped. With drafts, all must
-        decode, and nobody may be known to end with it."""
+        decode and be there still, and nobody may be known to end with it."""
         if step.last or step.outputs:
             return False
-        for request, number in step.ready:
-            if self._rows.get(request.request_id) != number or self._sampler.needs_host(number):
-                return False
         if self._speculation is None:
-            return True
+            return not any(self._alive(ready) and self._sampler.needs_host(ready[1]) for ready in step.ready)
         if len(step.ready) < len(step.schedule):
             return False
-        for work, (request, number) in zip(step.schedule, step.ready, strict=True):
+        for work, ready in zip(step.schedule, step.ready, strict=True):
+            request, number = ready
             ends = len(request.tokens) + 1 >= request.num_total
-            if ends or not work.verifies or self._sampler.needs_host(number, len(work.drafts)):
+            if ends or not work.verifies or not self._alive(ready):
+                return False
+            if self._sampler.needs_host(number, len(work.drafts)):
                 return False
         return True
 
