@@ -113,6 +113,49 @@ def test_graphs_are_counted() -> None:
     assert (stats.graphs, stats.graphs_waited_for, stats.graph_stand_ins) == (70, 4, 9)
 
 
+@pytest.mark.parametrize("free", [40, 8])
+def test_full_pools_do_not_keep_steps_from_running_ahead(free: int) -> None:
+    """Eight requests, each of which needs a page in every sixteenth step."""
+    ahead: list[bool] = []
+
+    class Watching(MockRunner):
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            ahead.append(tokens is not None)
+            return super().forward(schedule, tokens)
+
+    limits = Limits(page_size=16, window=32, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256)
+    system = System(limits, 8 * 4 + free - 8, 8 * 3 + 4)
+    system.runner.__class__ = Watching
+    for index in range(8):
+        system.submit(f"r{index}", [index] * (3 + index), 50)
+    system.run()
+    for index in range(8):
+        assert system.tokens(f"r{index}") == alone([index] * (3 + index), 50, limits.window)
+    assert ahead.count(False) <= 2
+
+
+def test_a_prompt_that_is_scored_holds_nobody_up() -> None:
+    """Its launch waits for the device, so what was launched before is read before it."""
+    system = System(SMALL, 64, 64)
+    system.submit("decodes", [1, 2], 20)
+    for _ in range(4):
+        system.step()
+    system.engine.submit(Request("scored", (3, 4, 5), SamplingParams(max_tokens=2, prompt_logprobs=0)))
+    system.outputs["scored"] = []
+    read: list[int] = []
+
+    class Watching(MockRunner):
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            if any(work.request.scoring for work in schedule):
+                read.append(sum(work.ahead for work in schedule))
+            return super().forward(schedule, tokens)
+
+    system.runner.__class__ = Watching
+    system.run()
+    assert read == [0]
+    assert system.tokens("decodes") == alone([1, 2], 20, SMALL.window)
+
+
 def test_a_stop_token_does_not_keep_steps_from_running_ahead() -> None:
     """The step that was launched for the request that has ended does not have to be read before the next one."""
     behind = 0
@@ -168,6 +211,7 @@ def test_a_request_that_comes_back_under_its_old_name_gets_no_token_of_the_old_o
     assert system.tokens("r") == alone([2], 20, SMALL.window)
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 def test_a_full_pool_preempts_and_nobody_notices() -> None:
     # Four requests of up to 40 tokens need 40 pages; there are 14.
     system = System(SMALL, 14, 14)

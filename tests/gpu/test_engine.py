@@ -98,7 +98,7 @@ def run(
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
     pages = {LayerKind.FULL: full // model.page_size, LayerKind.SLIDING: 4096 // model.page_size}
     engine: Engine = assemble(model, sizes, pages, enforce_eager=eager, fill_up_prompts=fill)
-    engine._run_ahead = run_ahead
+    engine.run_ahead = run_ahead
     if stand_ins:
         engine.prepare(stand_ins=True)
     found: Tokens = [[] for _ in asked]

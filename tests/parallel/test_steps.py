@@ -47,6 +47,7 @@ def same(work: Work, mirrored: Work) -> None:
         assert list(work.tokens) == list(mirrored.tokens)
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 @pytest.mark.parametrize("seed", range(2))
 def test_every_schedule_arrives_unchanged(seed: int) -> None:
     """With few pages, prefix hits, rejected drafts and requests that end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def expected(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def run(resident: int | None = None, counter: torch.Tensor | None = None, **named: object) -> bool:
+def run(resident: int | None = None, counter: torch.Tensor | None = None, **named: Any) -> bool:
     """Whether the numbers are right."""
     x, y = torch.arange(64.0 * PROGRAMS).view(PROGRAMS, 64), torch.zeros(PROGRAMS, 64)
     want = expected(x.clone())
@@ -50,7 +52,7 @@ def test_programs_wait_for_each_other(resident: int | None) -> None:
     ],
     ids=lambda fault: "{}={}".format(*next(iter(fault.items()))),
 )
-def test_a_barrier_that_does_not_order_is_a_race(fault: dict[str, object]) -> None:
+def test_a_barrier_that_does_not_order_is_a_race(fault: dict[str, Any]) -> None:
     with pytest.raises(Race, match="nothing orders the two"):
         run(**fault)
 

@@ -2,9 +2,9 @@
 
 ``submit`` requests, call ``step`` as long as there is work, hand its outputs on. One thread; no text, no sockets.
 
-While the same requests decode, a step is launched before the tokens of the last one are read: the device passes them
-on, and the GPU never waits for the host. A request that turns out to have ended has run one step too many, whose token
-is dropped.
+A step is launched before the tokens of the last one are read: the device passes them on, and the GPU never waits for
+the host. A request that turns out to have ended has run one step too many, whose token is dropped. Where the host must
+know the tokens (a grammar, pages that run out, a prompt that is scored), they are read first.
 
 With a drafter (``speculation``) a step may carry drafts. Which of them were accepted decides where the next one begins.
 
@@ -76,13 +76,13 @@ class Engine:
         run_ahead: bool = True,
         speculation: Speculation | None = None,
     ) -> None:
-        """``run_ahead``: launch a decoding step before the last one's tokens are read. ``speculation``: the drafter."""
+        """``run_ahead``: launch a step before the last one's tokens are read. ``speculation``: the drafter."""
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
         self._vocab = vocab
         self._eos = tuple(eos_token_ids)
-        self._run_ahead = run_ahead
+        self.run_ahead = run_ahead
         self._speculation = speculation
         on_device = run_ahead and speculation is not None and speculation.drafts_ahead
         self._ahead = runner if on_device and isinstance(runner, AheadRunner) else None
@@ -156,7 +156,7 @@ class Engine:
             self._pending = step
             return []
         self._scheduler.computed(step.schedule)
-        if self._run_ahead and self._can_follow(step):
+        if self.run_ahead and self._can_follow(step):
             speculation = self._speculation
             if speculation is None or self._ahead is not None or not speculation.expects(step.requests):
                 self._pending = step
@@ -222,19 +222,19 @@ class Engine:
             schedule = self._scheduler.schedule()
         else:
             schedule = self._scheduler.schedule_ahead(step.schedule, () if ahead is None else ahead[1])
-        if not schedule:
-            return None
+        if not schedule or any(work.request.scoring for work in schedule):
+            return None  # to score a prompt, the launch waits for the device
         if ahead is None:
             return self._launch(schedule, self._unread(step, step.drawn, schedule))
         return self._launch(schedule, ahead=self._sampler.after(step.drawn, *ahead))
 
     def _unread(self, step: PendingStep, drawn: Drawn, schedule: Sequence[Work]) -> Tensor | None:
         """The tokens of a step that those who run on in ``schedule`` begin with, in its order."""
-        rows = {id(request): row for row, (request, _) in enumerate(step.ready)}
-        wanted = [rows[id(work.request)] for work in schedule if work.ahead]
-        if wanted == list(range(len(rows))):
+        ready, going = step.requests, [work.request for work in schedule if work.ahead]
+        if going == ready:
             return drawn.tokens
-        return self._sampler.take(drawn.tokens, wanted) if wanted else None
+        rows = {request.request_id: row for row, request in enumerate(ready)}
+        return self._sampler.take(drawn.tokens, [rows[request.request_id] for request in going]) if going else None
 
     def _can_follow(self, step: PendingStep) -> bool:
         """A step can be launched before this one is read: nobody needs its tokens on the host. A request may end with

@@ -47,9 +47,9 @@ KEPT_BEFORE_END = 8
 LEAST_KEPT = 64
 """Tokens from which on their state is worth a slot, and a step that ends there."""
 
-ROOM = 4
-"""Pages that each running request may yet grow by before another is admitted. Without that room a request is admitted,
-preempted and admitted again, and with full pools twice as many tokens are computed again as are generated
+ROOM = 64
+"""Tokens that each running request can yet grow by when another is admitted. Without that room a request is admitted,
+preempted and admitted again, and with a full pool up to twice as many tokens are computed again as are generated
 (docs/lab/many_streams.md)."""
 
 
@@ -74,9 +74,9 @@ class PageLedger:
         return max(0, -(-count // self._limits.page_size) - held)
 
     def growth(self, request: Request) -> int:
-        """Full pages that a request may take beyond those of its tokens, up to ``ROOM``."""
-        size = self._limits.page_size
-        return min(ROOM, pages_for(request.num_total, size) - pages_for(len(request.tokens), size))
+        """Full pages that a request takes if it grows by ``ROOM``, or by all that it may."""
+        size, count = self._limits.page_size, len(request.tokens)
+        return pages_for(min(count + ROOM, request.num_total), size) - pages_for(count, size)
 
     def share_prefix(self, request: Request) -> int:
         """Begin a request with what the prefix cache has of it. Gives the number of tokens."""

@@ -43,7 +43,7 @@ class Request:
     stops: frozenset[int] = field(init=False, default=frozenset())
     """Tokens that end it."""
     is_unread: bool = field(init=False, default=False)
-    """Its next token is chosen, and the host has not read it yet."""
+    """A step was launched that chooses its next token, and the host has not read that."""
     num_scored: int = field(init=False, default=0)
     """Prompt tokens whose log-probability was reported; the first has none."""
     num_total: int = field(init=False)

@@ -127,8 +127,8 @@ class ModelRunner:
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
 
-        ``tokens`` (int32 on the device, one for each part) are those of a schedule that runs ahead. Nothing here waits
-        for the device while such schedules follow one another.
+        ``tokens`` (int32 on the device, one for each part that is ``ahead``) are those that the host has not read.
+        Nothing here waits for the device while such schedules follow one another.
         """
         return self._run(schedule, tokens, None)
 

@@ -111,12 +111,11 @@ class Scheduler:
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> list[Work]:
-        """The next step. Pages for all of it are taken when this returns; it is empty only when nothing can run.
+        """The next step. Pages for all of it are taken when this returns; it is empty only when nothing can run, or not
+        before the last step is read.
 
         ``drafts``: by request, tokens to run after its own if it decodes; as many as there is room for.
         """
-        for request in self._waiting.values():
-            request.waited += 1
         budget = self.limits.max_num_batched_tokens
         self._scored_left = SCORED_TOKENS
         decoding: list[Request] = []
@@ -126,8 +125,8 @@ class Scheduler:
             unread |= request.is_unread
             if not request.ends_unread:
                 (decoding if request.num_pending == 1 else prompts).append(request)
-        if unread and len(decoding) > min(self._full.num_free, self._sliding.num_free):
-            return []  # somebody may have to be preempted, and not before its token is read
+        if unread and self._lacks_pages(decoding):
+            return []  # somebody must be preempted, and not before its token is read
         schedule = self._decode(decoding)
         budget -= len(schedule)
         if prompts or self._waiting:
@@ -139,7 +138,18 @@ class Scheduler:
             # Prompts hold all pages between them and none can go on: the last one gives its pages back.
             self._preempt(max(self._running.values(), key=_rank))
             return self.schedule()
+        if not schedule:
+            return []
+        for request in self._waiting.values():
+            request.waited += 1
         return self._in_place(schedule)
+
+    def _lacks_pages(self, decoding: Sequence[Request]) -> bool:
+        """Whether there are too few for the next tokens of all these."""
+        free = min(self._full.num_free, self._sliding.num_free)
+        if len(decoding) <= free:
+            return False
+        return sum(self._ledger.missing(request, request.num_computed + 1) for request in decoding) > free
 
     def _in_place(self, schedule: list[Work]) -> list[Work]:
         """The same work, each request in the row that it had in the last step, where that is possible: page tables are
@@ -227,6 +237,7 @@ class Scheduler:
         schedule = []
         newcomers = min(len(self._waiting), self.limits.max_num_seqs - len(self._running))
         begun = list(running)
+        growth = sum(map(self._ledger.growth, self._running.values())) if newcomers else 0
         first = running[0] if running else None
         # What the first of all has in any case.
         kept = max(budget // (len(running) + newcomers), MIN_SHARE) if running else 0
@@ -237,7 +248,8 @@ class Scheduler:
             work = None
             if head is not None and (not left or _length(head) < _length(left[0])):
                 newcomers -= 1
-                work = self._admit(head, max(budget - kept, 0), share, begun)
+                growth += self._ledger.growth(head)
+                work = self._admit(head, max(budget - kept, 0), share, growth + sum(map(self._ledger.missing, begun)))
                 newcomers *= work is not None
                 begun.append(head)
             elif left:
@@ -258,11 +270,11 @@ class Scheduler:
         able = (request for request in self._waiting.values() if self._scored_left or not request.scoring)
         return min(able, key=_rank, default=None)
 
-    def _admit(self, request: Request, free: int, share: int, begun: Sequence[Request]) -> Work | None:
+    def _admit(self, request: Request, free: int, share: int, spoken_for: int) -> Work | None:
         """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
-        share. ``begun``: prompts that have pages to take yet; those that decode have theirs, and room to grow."""
-        spoken_for = sum(map(self._ledger.missing, begun))
-        spoken_for += sum(map(self._ledger.growth, (*self._running.values(), request)))
+        share. ``spoken_for``: pages that prompts have yet to take, and those for all that run, and it, to grow."""
+        if self._running and spoken_for >= self._full.num_free:
+            return None
         hit = self._ledger.share_prefix(request)
         fits = not self._running or self._ledger.missing(request) + spoken_for <= self._full.num_free
         count = self._take(request, _part(request, free, share)) if fits else 0

@@ -147,7 +147,7 @@ class StepInputs:
 
     def _take_over(self, tokens: Tensor, places: Sequence[int], into: Tensor) -> None:
         """Copy tokens that only the device knows to their places in the step."""
-        if places[-1] == len(places) - 1:  # the first of all
+        if places[-1] == len(places) - 1:  # they come first in the step
             into[: len(places)].copy_(tokens)
             return
         self._places.wait()

@@ -9,7 +9,7 @@ from typing import Any
 from microscale import hardware
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import advice, plan_and_size, refusal
-from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, memory_for
 from microscale.engine.loading.precisions import PrecisionOffer, precision_offers, settle_precision
 from microscale.engine.loading.usable import usable_memory
 from microscale.engine.predictions import BATCHES, SHORT_CONTEXT, Phase, Point, make_points, preset_name
@@ -255,6 +255,10 @@ def explain(question: Question) -> Report:
         workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)
     plan, memory = plan_and_size(shape, setup, workload, available)
     help_to_fit = None if memory.fits else advice(shape, setup, memory)
+    if help_to_fit is not None and question.batch > 1:
+        served = memory_for(shape, plan, setup, replace(workload, promised=LEAST_CONTEXT), available)
+        if served.fits:
+            help_to_fit += "; serve starts with the same options, and lets requests wait while its cache is full"
     why = None if help_to_fit is None else refusal(memory, help_to_fit)
     parts = tuple(StepTimes(shape, plan, setup, estimated).decode(question.batch, context))
     batches = sorted({*BATCHES, question.batch})

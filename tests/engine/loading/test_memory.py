@@ -88,8 +88,19 @@ def test_a_server_promises_its_context_to_one_sequence() -> None:
     workload = Workload(context=131072, sequences=512, promised=LEAST_CONTEXT)
     with pytest.raises(Unsupported, match=r"for 131072 tokens and 511 x 1024 \+"):
         check(shape("gpt-oss-20b"), setup("rtx5090"), workload)
-    few = replace(workload, sequences=64)
-    assert sums("gpt-oss-20b", "rtx5090", few).pages()[LayerKind.FULL] * 16 >= 131072 + 63 * LEAST_CONTEXT
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3.6-35b-a3b-nvfp4"])
+@pytest.mark.parametrize("context", [4096, 131072])
+def test_a_server_that_just_fits_hands_out_no_more_than_there_is(model: str, context: int) -> None:
+    for page_size in (16, 1024):
+        workload = Workload(context=context, sequences=64, page_size=page_size, promised=LEAST_CONTEXT)
+        fits = sums(model, "h200", workload)
+        memory = replace(fits, usable=fits.needed)
+        pages, kv = memory.pages(), memory.kv
+        numbers = pages[LayerKind.FULL] * kv.full_per_token + pages[LayerKind.SLIDING] * kv.sliding_per_position
+        states = (pages.get(LayerKind.LINEAR, -1) + 1) * kv.states
+        assert memory.fixed + numbers * page_size + states <= memory.usable
 
 
 def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> None:

@@ -20,6 +20,8 @@ from microscale.engine.loading.build import Precisions, Queueing, build_engine, 
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import workload_of
 from microscale.engine.predictions import CPU_STEP_S, LEAST_STEP_LIMIT_S, Phase, Point, step_limit_s
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded
@@ -207,6 +209,12 @@ def test_what_does_not_fit_is_refused_with_the_words_of_explain(monkeypatch: pyt
     told = report.explain(report.Question("gpt-oss-20b")).refusal
     assert told == str(error.value)
     assert told.startswith("gpt-oss-20b needs ")
+
+
+def test_a_cpu_does_not_let_tokens_wait_for_the_next_step() -> None:
+    engine = build_engine(prepare.prepare(TINY), Queueing()).engine
+    engine.submit(Request("r", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True)))
+    assert [len(engine.step()) for _ in range(3)] == [1, 1, 1]
 
 
 def test_a_step_too_small_for_its_sequences_is_refused_before_the_load() -> None:

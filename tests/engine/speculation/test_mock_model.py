@@ -201,6 +201,7 @@ def test_a_prompt_next_to_drafts_goes_on_when_their_request_leaves(where: str) -
     assert system.tokens("long") == alone(prompt, 6, LIMITS.window)
 
 
+@pytest.mark.usefixtures("admits_until_pages_run_out")
 @everywhere
 @pytest.mark.parametrize("luck", [0.0, 1.0])
 def test_drafts_preempt_no_request(where: str, luck: float) -> None:

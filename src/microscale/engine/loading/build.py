@@ -127,6 +127,8 @@ def build_engine(
         vocabulary=vocabulary,
         speculation=speculation,
         team=prepared.team,
+        # A CPU computes a step before the call returns, and the tokens of the last one would wait for that.
+        run_ahead=speculation is not None or not prepared.setup.gpu.is_cpu,
     )
     laps("KV cache and inputs")
     ranks = [] if prepared.team is None else prepared.team.memory
@@ -204,12 +206,13 @@ def assemble(
     speculation: Speculation | None = None,
     make_sampler: Callable[..., Sampler] = Sampler,
     team: RankTeam | None = None,
+    run_ahead: bool = True,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with this many KV pages for each kind of layer. Without a
     number of slots for states there are enough.
 
     ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
-    the ranks that run it together."""
+    the ranks that run it together. ``run_ahead``: see ``Engine``."""
     config = model.config
     draft_tokens = 0 if speculation is None else speculation.most
     slots = 2 * limits.max_num_seqs + drafted_sequences(limits.max_num_seqs, states=True) * draft_tokens
@@ -244,7 +247,8 @@ def assemble(
     if speculation is not None:
         speculation.attach(DraftTarget(pools, limits, own.taps, enforce_eager, team, own.first_runs))
     scheduler = Scheduler(pools, limits)
-    return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)
+    eos, ahead = config.eos_token_ids, run_ahead
+    return Engine(runner, scheduler, sampler, config.vocab_size, eos, run_ahead=ahead, speculation=speculation)
 
 
 # ---- what an engine reports ------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
     KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page; states)
              + sliding layers: one step; states after drafts
 
-A server promises the context to one sequence, and to the others ``LEAST_CONTEXT``: users rarely have long ones at the
-same time, and when they do, the engine preempts.
+A server promises the context to one sequence, and to the others ``LEAST_CONTEXT``: long ones rarely come together, and
+when they do, requests wait.
 
 A step writes its keys before it attends, so for its length sliding layers hold the step's tokens as well as their
 windows.
@@ -121,12 +121,10 @@ class KvNeed:
     def bytes(self, context: int, sequences: int, promised: int | None = None) -> int:
         """``promised``: positions that all sequences but one have, if not the whole context."""
         longest, others = (-(-positions // self.page_size) for positions in (context, promised or context))
-        each = self._of_one(longest) + (sequences - 1) * self._of_one(others)
+        full = self.full_per_token * self.page_size * (longest + (sequences - 1) * others)
         # One slot more, for the sequences that pad a step.
-        return each + self._step(longest) + self.states * (self.drafted_slots(sequences) + 1)
-
-    def _of_one(self, pages: int) -> int:
-        return self.full_per_token * pages * self.page_size + self._sliding(pages) + self.states
+        slots = sequences + self.drafted_slots(sequences) + 1
+        return full + sequences * self._sliding(longest) + self._step(longest) + self.states * slots
 
     def drafted_slots(self, sequences: int) -> int:
         """Slots for the states after drafts."""
@@ -199,12 +197,12 @@ class Memory:
 
     @property
     def max_context(self) -> int:
-        """The longest context for that many sequences; 0 where not even the weights fit."""
+        """The longest context that fits; 0 where not even the weights do."""
         return _most(self.model_context, lambda n: self.fixed + self.kv_bytes(n, self.workload.sequences), self.usable)
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences of the asked context fit."""
+        """How many sequences fit."""
         fixed, row = self.fixed - self.workload.sequences * self.logits_row, self.logits_row
         return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv_bytes(self.context, n), self.usable)
 
@@ -223,9 +221,9 @@ class Memory:
         def pages(positions: int) -> int:
             return -(-positions // kv.page_size)
 
-        context = pages(self.context)
-        window = max(kv.window, NO_SLIDING_LAYERS) + kv.draft_tokens
-        sliding = work.sequences * min(pages(window) + 1, context) + min(pages(work.step_tokens), context)
+        context, others = pages(self.context), pages(self.promised)
+        window = pages(max(kv.window, NO_SLIDING_LAYERS) + kv.draft_tokens) + 1
+        sliding = work.sequences * min(window, context) + min(pages(work.step_tokens), context)
         # A model without full layers gives their pages no bytes; then any number will do.
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
         sliding_bytes = kv.sliding_per_position * kv.page_size
@@ -234,8 +232,7 @@ class Memory:
         kept_states = self._kept_states(left) if kv.states else 0
         left -= kept_states * kv.states
         kept = left // KEPT_WINDOWS if sliding_bytes else 0
-        promised = work.sequences * pages(self.promised) + context - pages(self.promised)
-        full = max((left - kept) // full_bytes, promised)
+        full = max((left - kept) // full_bytes, context + (work.sequences - 1) * others)
         if self.gpu.is_cpu:
             full = min(full, work.sequences * pages(work.context or self.model_context))
         windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
@@ -246,7 +243,7 @@ class Memory:
 
     def _kept_states(self, left: int) -> int:
         """Slots that keep states of prompts for later requests. ``left``: bytes after what sequences hold anyway."""
-        least = self.workload.sequences * self.kv.full_per_token * self.promised
+        least = self.kv.full_per_token * (self.context + (self.workload.sequences - 1) * self.promised)
         most = self.workload.sequences * (1 if self.gpu.is_cpu else KEPT_STATES)
         return min(most, max(left - least, 0) // KEPT_STATES_SHARE // self.kv.states)
 
