@@ -247,8 +247,15 @@ def assemble(
     if speculation is not None:
         speculation.attach(DraftTarget(pools, limits, own.taps, enforce_eager, team, own.first_runs))
     scheduler = Scheduler(pools, limits)
-    eos, ahead = config.eos_token_ids, run_ahead
-    return Engine(runner, scheduler, sampler, config.vocab_size, eos, run_ahead=ahead, speculation=speculation)
+    return Engine(
+        runner,
+        scheduler,
+        sampler,
+        config.vocab_size,
+        config.eos_token_ids,
+        run_ahead=run_ahead,
+        speculation=speculation,
+    )
 
 
 # ---- what an engine reports ------------------------------------------------------------------------------------------
