@@ -160,7 +160,7 @@ class Engine:
             speculation = self._speculation
             if speculation is None or self._ahead is not None or not speculation.expects(step.requests):
                 self._pending = step
-                for request in step.requests:
+                for request, _ in step.ready:
                     request.is_unread = speculation is None
                 return []
         return self._read(step)
@@ -222,7 +222,7 @@ class Engine:
             schedule = self._scheduler.schedule()
         else:
             schedule = self._scheduler.schedule_ahead(step.schedule, () if ahead is None else ahead[1])
-        if not schedule or any(work.request.scoring for work in schedule):
+        if not schedule or self._scheduler.scores:
             return None  # to score a prompt, the launch waits for the device
         if ahead is None:
             return self._launch(schedule, self._unread(step, step.drawn, schedule))
@@ -242,16 +242,19 @@ class Engine:
         decode and be there still, and nobody may be known to end with it."""
         if step.last or step.outputs:
             return False
+        for request, number in step.ready:
+            if self._rows.get(request.request_id) != number:
+                if self._speculation is not None:
+                    return False
+            elif self._sampler.needs_host(number):
+                return False
         if self._speculation is None:
-            return not any(self._alive(ready) and self._sampler.needs_host(ready[1]) for ready in step.ready)
+            return True
         if len(step.ready) < len(step.schedule):
             return False
-        for work, ready in zip(step.schedule, step.ready, strict=True):
-            request, number = ready
+        for work, (request, number) in zip(step.schedule, step.ready, strict=True):
             ends = len(request.tokens) + 1 >= request.num_total
-            if ends or not work.verifies or not self._alive(ready):
-                return False
-            if self._sampler.needs_host(number, len(work.drafts)):
+            if ends or not work.verifies or self._sampler.needs_host(number, len(work.drafts)):
                 return False
         return True
 

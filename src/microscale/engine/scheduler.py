@@ -65,6 +65,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def scores(self) -> bool:
+        """The last step scores a prompt."""
+        return self._scored_left < SCORED_TOKENS
+
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it at once with the reason."""
         limits = self.limits
