@@ -158,7 +158,7 @@ class Scheduler:
 
     def _in_place(self, schedule: list[Work]) -> list[Work]:
         """The same work, each request in the row that it had in the last step, where that is possible: page tables are
-        kept row by row, and a row with another request is written anew."""
+        kept row by row, and a row with another request is rewritten."""
         last, self._rows = self._rows, {}
         rows: dict[int, Work] = {}
         others = []
