@@ -119,8 +119,8 @@ def serve(
     max_num_seqs: Annotated[
         int | None,
         batching_option(
-            help="Maximum number of sequences in a batch. The KV cache must hold 1024 tokens of each, and of one "
-            "--max-model-len. Default: 64, on GPUs 128 or 256 if 4096 tokens of each fit.",
+            help="Maximum number of sequences in a batch. The KV cache must hold 1024 tokens of each, and "
+            "--max-model-len of one. Default: 64, on GPUs 128 or 256 if 4096 tokens of each fit.",
             min=1,
         ),
     ] = None,
